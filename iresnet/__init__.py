@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import early, fixed_point, lipschitz, logdet, spectral  # noqa: F401 (early comes first)
 from .base import DiagonalNormal, FullMixture, NormalMixture, Posterior
+from .bijector import Bijector
 from .certificate import Certificate, certify, tighten_
 from .chain import Chain
 from .classifier import Classifier
@@ -55,6 +56,7 @@ __all__ = [
     "AdaptiveRoulette",
     "Anderson",
     "Banach",
+    "Bijector",
     "Certificate",
     "CertifiedSeries",
     "Chain",

@@ -58,7 +58,8 @@ def check_base(base: object) -> None:
     if not isinstance(base, Base):
         raise ValueError(
             f"the base must be a Base; got {type(base).__name__}. Use DiagonalNormal, NormalMixture or FullMixture, or "
-            "derive a class from iresnet.base.Base."
+            "derive a class from iresnet.base.Base. With a distribution of torch as the base, "
+            "TransformedDistribution(base, [Bijector(transform, event_shape).inv]) is the density."
         )
 
 

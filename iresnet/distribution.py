@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from .batch import check_batch
+from .batch import Shape, check_batch
 from .logdet import Estimator
 from .transform import Transform, check_context
 
@@ -26,6 +26,24 @@ def check_contexts(transform: Transform, context: Tensor) -> None:
     check_batch(context, "context")
 
 
+def real_values(shape: Shape) -> Any:
+    """Return the constraint of values of this shape that may be any real numbers."""
+    return constraints.independent(constraints.real, len(shape))  # type: ignore[no-untyped-call]
+
+
+def leading_shape(name: str, shape: Shape, event: Shape, batch: Shape, remedy: str = "") -> torch.Size:
+    """Return the leading dimensions of values of this shape, broadcast with the batch of contexts."""
+    at = len(shape) - len(event)
+    try:
+        if at >= 0 and tuple(shape[at:]) == tuple(event):
+            return cast(torch.Size, torch.broadcast_shapes(shape[:at], batch))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # torch's own message does not name the shapes
+        pass
+    sizes, contexts = (", ".join(map(str, each)) for each in (event, batch))
+    where = f", where ... is broadcast with the {contexts} contexts" if batch else ""
+    raise ValueError(f"{name} must have shape (..., {sizes}){where}; got {tuple(shape)}.{remedy}")
+
+
 class FlowDistribution(torch.distributions.Distribution):
     """A flow, given contexts if it takes any, as a torch distribution: x is broadcast with the batch of contexts."""
 
@@ -41,7 +59,7 @@ class FlowDistribution(torch.distributions.Distribution):
 
     @property
     def support(self) -> Any:
-        return constraints.independent(constraints.real, len(self.event_shape))  # type: ignore[no-untyped-call]
+        return real_values(self.event_shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         expanded = self._get_checked_instance(FlowDistribution, _instance)  # type: ignore[no-untyped-call]
@@ -53,7 +71,7 @@ class FlowDistribution(torch.distributions.Distribution):
     def log_prob(
         self, value: Tensor, *, estimator: Estimator | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        lead = self._leading_shape(value)
+        lead = leading_shape("x", value.shape, self.event_shape, self.batch_shape, self._remedy)
         x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
         context = self._expand_context(lead)
         c = None if context is None else context.flatten(0, len(lead) - 1) if lead else context[None]
@@ -63,25 +81,16 @@ class FlowDistribution(torch.distributions.Distribution):
         own = () if self.context is None else self.context.shape[len(self.batch_shape) :]
         return None if self.context is None else self.context.expand(*batch, *own)
 
-    def _leading_shape(self, value: Tensor) -> torch.Size:
-        """The shape of log p(value): the leading dimensions of `value`, broadcast with the batch of contexts."""
-        at = value.dim() - len(self.event_shape)
-        try:
-            if at >= 0 and value.shape[at:] == self.event_shape:
-                return cast(torch.Size, torch.broadcast_shapes(value.shape[:at], self.batch_shape))  # type: ignore[no-untyped-call]
-        except RuntimeError:  # torch's own message does not name the shapes
-            pass
-        batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))
-        contexts = f", where ... is broadcast with the {batch} contexts" if self.batch_shape else ""
-        remedy = "" if self.flow.event_shape else " (If codes and data differ in shape, build it with event_shape=.)"
-        raise ValueError(f"x must have shape (..., {event}){contexts}; got {tuple(value.shape)}.{remedy}")
-
     def sample(self, sample_shape: Any = ()) -> Tensor:
         return self._unflatten(self.flow.sample(self._codes(sample_shape), self._contexts), sample_shape)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         x, _ = self.flow.rsample_and_log_prob(self._codes(sample_shape), self._contexts)
         return self._unflatten(x, sample_shape)
+
+    @property
+    def _remedy(self) -> str:
+        return "" if self.flow.event_shape else " (If codes and data differ in shape, build it with event_shape=.)"
 
     def _codes(self, sample_shape: Any) -> tuple[int, ...]:
         """The shape to draw beside the contexts; an expanded distribution without contexts draws all its batch."""

@@ -20,21 +20,20 @@ from torch import Tensor, nn
 from .allowed import positive
 from .base import Base, check_base
 from .batch import Shape, as_plain, check_batch, dimension
+from .bijector import Bijector
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
-from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
 from .fixed_point import Solver
 from .lipschitz import Conditioned
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
-from .model import Model
-from .opaque import define
+from .model import Model, code_and_logdet
 from .outermost import outermost_call
 from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
 from .transform import Transform, check_context, check_eval, why_unproven
 from .transforms.elementary import InjectivePad
-from .transforms.first_batch import uninitialised
+from .transforms.first_batch import check_initialised
 from .transforms.per_sample import why_no_function
 from .tree import modules_of
 from .trust import unwrap, why_untrusted
@@ -254,12 +253,7 @@ class Flow(Model):
                 "differentiable samples need a reparametrised base; got a "
                 f"{type(self.base).__name__}, which draws a component. Use DiagonalNormal as the base."
             )
-        if self.training and uninitialised(self):
-            raise ValueError(
-                "the first batch in training initialises ActNorms and principal axes, and must not be samples; "
-                "call the flow on data first, or flow.eval() to sample it as it is. (Without data, as in variational "
-                "inference, call it on noise first.)"
-            )
+        check_initialised(self)
         count, flat, batch = _expand_context(self, shape, context)
         with outermost_call(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)
@@ -277,36 +271,27 @@ class Flow(Model):
         """
         return FlowDistribution(self, context)
 
+    def bijector(self, context: Tensor | None = None) -> Bijector:
+        """Return the transform as a `torch.distributions.Transform` from data to codes; `.inv` maps codes to data."""
+        shape = self.event_shape or self.transform.data_shape(self.base.shape)
+        return Bijector(self.transform, shape, context, estimator=self.estimator, decoder=self.decoder)
+
 
 def code_and_log_prob(
     model: Any, x: Tensor, context: Tensor | None, estimator: Estimator | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Return (z, log p(x)) of a model that has a transform and a base.
-
-    The defaults are the model's own estimator in training, and a fixed seed in eval.
-    """
+    """Return (z, log p(x)) of a model that has a transform and a base; its own estimator is the default in training."""
     check_batch(x, "x", model.event_shape)
     check_context(model.transform, context)
     if estimator is None and model.training:
         estimator = model.estimator
-    elif estimator is None and generator is None and dimension(x) > EXACT_UP_TO and not torch.compiler.is_compiling():
-        generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
-    if is_logdet_opaque(model.transform, x, estimator):
-        z, logdet = opaque_logdet("log-determinant", model.transform, x, context, estimator, generator)
-    else:
-        z, logdet = model.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+    z, logdet = code_and_logdet(model.transform, x, context, estimator, generator)
     if tuple(z.shape[1:]) != model.base.shape:
         raise ValueError(
             f"the base must have the shape of the codes, {tuple(z.shape[1:])}; got {model.base.shape}. "
             "Build the base with the transform's output shape."
         )
     return z, model.base.log_prob(z) + logdet
-
-
-define(
-    "log-determinant",
-    opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options)),
-)
 
 
 def _embeddings(transform: nn.Module) -> Iterator[nn.Module]:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
+from .batch import dimension
+from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .fixed_point import Solver
 from .inverse import Decoder
+from .logdet import EVAL_SEED, EXACT_UP_TO, Estimator
+from .opaque import define
 from .outermost import outermost_call
 from .transform import Transform, check_context, check_transform
 
@@ -44,3 +49,25 @@ class Model(nn.Module):
         """Return the sample with code z, with every block's solve proven."""
         check_context(self.transform, context)
         return self.decoder(self.transform, z, context, tolerance=tolerance, solver=solver)
+
+
+def code_and_logdet(
+    transform: Transform,
+    x: Tensor,
+    context: Tensor | None,
+    estimator: Estimator | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (z, ln |det dz/dx|). Without an estimator, probes in eval are drawn from a fixed seed."""
+    seeded = not transform.training and estimator is None and generator is None and dimension(x) > EXACT_UP_TO
+    if seeded and not torch.compiler.is_compiling():
+        generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
+    if is_logdet_opaque(transform, x, estimator):
+        return opaque_logdet("log-determinant", transform, x, context, estimator, generator)
+    return transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+
+
+define(
+    "log-determinant",
+    opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options)),
+)

@@ -154,6 +154,18 @@ def shorten(text: str) -> str:
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
 
 
+def outcomes(diverged: int, converged: int | None, total: int, things: str = "") -> str:
+    """Say for how many of the samples an iteration diverges, and for how many it converges if not for all others.
+
+    >>> outcomes(17, 0, 128), outcomes(17, 111, 128, " samples"), outcomes(128, 0, 128)
+    ('diverges for 17 of 128 and converges for none', 'diverges for 17 of 128 samples', 'diverges')
+    """
+    if not 0 < diverged < total:
+        return "diverges"
+    others = "" if converged in (None, total - diverged) else f" and converges for {converged or 'none'}"
+    return f"diverges for {diverged:,} of {total:,}{things}{others}"
+
+
 def quoted(value: object) -> str:
     """Return the repr of a value, shortened if it is long or deeply nested.
 

@@ -86,6 +86,24 @@ def test_what_an_iteration_came_to_is_said_as_it_is(measured, diverged, words):
     assert str(found) == f"0 of 4 samples proven, as not every block is proven to be a contraction{words}"
 
 
+@pytest.mark.parametrize(
+    ("converged", "words"), [(3, ""), (2, " and converges for 2"), (0, " and converges for none"), (None, "")]
+)
+def test_samples_that_did_neither_are_not_taken_for_converged(converged, words):
+    found = Inverse(4, "float64", 0, math.inf, 5.7e-11, math.inf, math.inf, False, 30.2, 1, converged)
+    assert f"the iteration diverges for 1 of 4 samples{words}, after 30 evaluations per sample" in str(found)
+
+
+@pytest.mark.parametrize(("a", "converged"), [(0.5, 3), (0.99, 0), (2.0, 0)])
+def test_samples_whose_codes_are_reached_have_converged(a, converged):
+    g = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        nn.init.zeros_(g.weight).fill_diagonal_(a)
+    model = Classifier(Chain(UnconstrainedBlock(g)), nn.Identity()).eval()
+    data = Dataset(torch.ones(3, 2), None, Schema((2,)))
+    assert evaluate.inverse(model, data, solver=Banach(max_iterations=60)).converged == converged
+
+
 @pytest.mark.parametrize(("a", "diverged"), [(0.5, False), (0.99, False), (2.0, True)])
 def test_steps_that_grow_are_called_divergence_before_numbers_overflow(a, diverged):
     """The rule of Algorithm 1 in the paper's tables, in a few steps of which no number is large."""

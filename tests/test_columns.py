@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_wine
@@ -21,9 +22,11 @@ from iresnet.data.detection import DETECT_FROM, degenerate, detect
 from iresnet.data.table import Table
 from iresnet.evaluate import column_gains, density, log_likelihood
 from iresnet.models import Network, build
+from iresnet.run import start
 from iresnet.train.objective import MaximumLikelihood
 from iresnet.transforms.columns import REACH, ColumnTransform
 from iresnet.transforms.dequantisation import column_steps, dequantise_for, has_noise
+from tests.runs import tiny
 
 DOUBLE = torch.float64
 SEEDS = range(20)
@@ -83,6 +86,73 @@ class TestDetection:
         assert detect(x[:-1]) == REAL
         assert detect(x) is None
         assert detect(np.ones(1000)) == REAL  # a constant is refused elsewhere
+
+
+class TestHeldOutRows:
+    """Test rows do not choose the kinds of columns; else they would have a say in the density that they evaluate."""
+
+    @pytest.fixture
+    def save(self, tmp_path):
+        def save(row=None, value=-3.0, **words):
+            """A positive column, with another value in one row, and a column that tells the rows apart."""
+            x = np.stack([np.exp(np.random.default_rng(0).normal(size=400)), np.arange(400) + 0.5], axis=1)
+            if row is not None:
+                x[row, 0] = value
+            frame = pd.DataFrame(x, columns=["income", "number"]).assign(**words)
+            frame.to_csv(tmp_path / "t.csv", index=False)
+            return DataSettings(str(tmp_path / "t.csv"))
+
+        return save
+
+    def rows(self, part):
+        return [int(number) for number in part.x[:, 1]]
+
+    def test_they_do_not_choose(self, save):
+        splits = load(save())
+        assert splits.schema.kinds == (POSITIVE, REAL)
+        assert load(save(self.rows(splits.test)[0])).schema.kinds == (POSITIVE, REAL)
+        for part in (splits.train, splits.validation):
+            assert load(save(self.rows(part)[0])).schema.kinds == ()
+
+    def test_all_others_do_whatever_the_seed(self, save):
+        settings = save(self.rows(load(save()).validation)[0])
+        assert {load(replace(settings, seed=seed)).schema.kinds for seed in range(5)} == {()}
+
+    def test_nobody_is_held_out(self, save):
+        settings = save(self.rows(load(save()).test)[0])
+        assert load(replace(settings, test=0)).schema.kinds == ()
+
+    def test_names_of_categories_are_those_of_all_rows(self, save):
+        """As those of classes: they say which values exist, and how frequent they are is learned."""
+        row = self.rows(load(save()).test)[0]
+        words = np.where(np.arange(400) == row, "rare", np.where(np.arange(400) % 2, "a", "b"))
+        splits = load(save(word=words))
+        assert splits.schema.kinds[2].categories == ("a", "b", "rare")
+        assert (splits.test.x >= 0).all()
+
+    def test_rows_with_missing_cells_and_labels_are_split_alike(self, save):
+        """The rows that are held out are drawn from the complete ones, stratified by class."""
+        labels = np.where(np.arange(400) % 3, "yes", "no")
+        settings = replace(save(5, np.nan, y=labels), label="y", missing="drop")
+        row = self.rows(load(settings).test)[0]
+        frame = pd.read_csv(settings.source)
+        frame.loc[row, "income"] = -3.0
+        frame.to_csv(settings.source, index=False)
+        splits = load(settings)
+        assert row in self.rows(splits.test)
+        assert splits.schema.kinds == (POSITIVE, REAL)
+
+    def test_a_density_that_could_not_be_evaluated_is_refused_before_training(self, save, tmp_path):
+        settings = save(self.rows(load(save()).test)[0])
+        preset = tiny("table-density")
+        with pytest.raises(
+            ValueError,
+            match=r"column 'income' is positive in the training rows, but -3 in the test data \(1 of 80 rows\), which "
+            r"would have the likelihood 0. Declare its kind, e.g. --kind income=real, or remove such rows.",
+        ):
+            start(replace(preset, data=replace(preset.data, source=settings.source)), tmp_path / "run")
+        declared = replace(preset.data, source=settings.source, kinds=("income=real",))
+        start(replace(preset, data=declared), tmp_path / "run")
 
 
 class TestSpelling:

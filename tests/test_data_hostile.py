@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from iresnet.data import DataSettings, Schema, arrays, delimited, images, lines, load, npy, packed, read
+from iresnet.data.choice import ColumnChoice
 from iresnet.data.labels import class_name, class_names
 from iresnet.data.numerals import is_number
 from tests.test_data_sources import cifar10_files, idx, paint, write_mnist, write_tar
@@ -452,7 +453,7 @@ class TestNumbers:
         for cell in ("1_000", "٣", 10**400):
             column = np.array(["1", cell], dtype=object)
             with refused(str(tmp_path), "is not a number in row 1, column 'a'"):
-                arrays._numbers(tmp_path, "a", column, "row {}".format, suggest_label=False)
+                arrays._numbers(tmp_path, "a", column, "row {}".format, ColumnChoice([0], None))
 
     def test_labels(self):
         assert [class_name(cell) for cell in ("٣", "1_0", "3.0")] == ["٣", "1_0", "3"]

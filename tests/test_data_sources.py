@@ -641,7 +641,8 @@ class TestText:
 
     def test_one_column_holds_the_labels_already(self, tmp_path):
         text = "a,b,kind\n1,x,rose\n2,y,tulip\n"
-        with pytest.raises(ValueError, match="'x' is not a number .* the column.$"):
+        remedy = "If it is data, a category: --kind b=category. Else leave it out: --drop b."
+        with pytest.raises(ValueError, match=f"'x' is not a number .* the column. {remedy}$"):
             self.load(tmp_path, text, label="kind")
         with pytest.raises(ValueError, match="'x' is not a number .* the column.$"):
             read(self.write(tmp_path, text), Schema((2,), columns=("a", "b")))

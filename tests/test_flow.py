@@ -5,12 +5,21 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+)
 from torch.optim.swa_utils import AveragedModel
 
 from iresnet import (
     ActNorm,
     Banach,
+    Bijector,
     CertifiedSeries,
     Chain,
     Classifier,
@@ -703,6 +712,8 @@ class TestRefusals:
         for build in (lambda: Flow(ActNorm(2), base), lambda: Hybrid(ActNorm(2), base, nn.Linear(2, 3))):
             with pytest.raises(ValueError, match="the base must be a Base; got MultivariateNormal. Use DiagonalNormal"):
                 build()
+        law = TransformedDistribution(base, [Bijector(ActNorm(2).eval(), 2).inv])  # as the message says
+        torch.testing.assert_close(law.log_prob(torch.ones(2)), base.log_prob(torch.ones(2)))
 
     def test_a_base_of_the_wrong_shape_is_refused(self):
         flow = Flow(Squeeze(), DiagonalNormal((1, 4, 4)))

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from iresnet import ResidualBlock, Transform
+from iresnet import Bijector, ResidualBlock, Transform
 from iresnet.lipschitz import refresh_
 from tests.zoo import DOUBLE, ZOO, Case, dense_jacobian, normal
 
@@ -38,6 +38,17 @@ def test_forward_undoes_inverse(built):
     transform, x, c = built
     z = transform(x, c) + 0.1
     torch.testing.assert_close(transform(transform.inverse(z, c), c), z, atol=1e-8, rtol=0)
+
+
+@every
+def test_it_is_a_transform_of_torch_distributions(case, built):
+    transform, x, c = built
+    t = Bijector(transform, case.shape).given(c)
+    z = t(x)
+    assert (t.forward_shape(x.shape), t.inverse_shape(z.shape)) == (z.shape, x.shape)
+    torch.testing.assert_close(t.inv(z), x, atol=1e-8, rtol=0)
+    torch.testing.assert_close(t.log_abs_det_jacobian(x, z), transform.forward_and_logdet(x, c)[1])
+    torch.testing.assert_close(t(x[:, None])[0, 0], z[0])  # every sample with every context
 
 
 @every

@@ -104,6 +104,8 @@ def test_a_bound_without_a_margin_has_no_radius():
 def test_the_rows_for_which_an_iteration_diverges_are_counted():
     text = Read(page(digits(evaluation={"inverse": material.FREE | {"diverged": 7}}))).text
     assert "The iteration diverges for 7 of 360 samples; that does not say that there is no inverse." in text
+    text = Read(page(digits(evaluation={"inverse": material.FREE | {"diverged": 7, "converged": 40}}))).text
+    assert "The iteration diverges for 7 of 360 samples and converges for 40; that does not say" in text
 
 
 def test_robustness_of_a_table_has_no_pixels():

@@ -129,6 +129,8 @@ def test_zero_iterations_and_transforms_that_are_no_chain_raise():
         (4, 0, "the iteration converges"),
         (1, 0, "the iteration converges for 1 of 4"),
         (1, 3, "the iteration diverges for 3 of 4"),
+        (1, 2, "the iteration diverges for 2 of 4 and converges for 1"),
+        (0, 2, "the iteration diverges for 2 of 4 and converges for none"),
         (0, 4, "the iteration diverges"),
     ],
 )

@@ -456,6 +456,11 @@ class TestRefusals:
         ):
             getattr(block, call)(normal(4, 3))
 
+    def test_a_stride_is_refused_with_what_to_use_instead(self):
+        block = ResidualBlock(constrain_(nn.Sequential(nn.Conv2d(2, 2, 3, stride=2, padding=1)), lipschitz=0.9))
+        with pytest.raises(ValueError, match=r"got \(1, 2, 2, 2\) .* Use stride 1 .* Squeeze\(\) before"):
+            block(torch.zeros(1, 2, 4, 4))
+
     BAD: ClassVar = {
         "integers": (
             torch.zeros(4, 3, dtype=torch.long),

@@ -575,3 +575,15 @@ def test_every_preset_is_captured_and_sampled(name):
     torch.testing.assert_close(first, second, atol=0.02, rtol=0)
     ordinary = copy.deepcopy(flow).double().transform.solve(z.double(), tolerance=1e-6).x
     torch.testing.assert_close(first.double(), ordinary, atol=0.02, rtol=0)
+
+
+def test_weights_that_make_numbers_overflow_are_not_blamed_on_the_codes():
+    """Trap: a training that diverged was reported as NaN in the data."""
+    norm = ActNorm(4)
+    with torch.no_grad():
+        norm.log_scale.fill_(-200.0)
+    chain = Chain(ResidualBlock(contractive_mlp(4)), Chain(norm)).eval()
+    with pytest.raises(ValueError, match=r"overflow in the inverse, before it reaches transform 0 of 2, .* diverged"):
+        chain.inverse(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="z must be finite; sample 0 of 2"):
+        chain.inverse(torch.full((2, 4), torch.inf))

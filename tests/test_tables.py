@@ -165,7 +165,23 @@ class TestDetected:
         ("state", "sentence"),
         [
             (lambda i: ("on", "7")[i % 2], "'on' is not a number in line 2"),  # a word among numbers is a mistake
-            (lambda i: ("5 %", "7 %")[i % 2], "'5 %' is not a number"),
+            (
+                lambda i: ("5 %", "7 %")[i % 2],
+                r"'5 %' is not a number in line 2, column 'state'\. .* the column\. Write numbers alone, such as 5, "
+                r"without signs, units and separators\. Else leave the column out: --drop state\.$",
+            ),
+            (lambda i: ("$1.50", "$7")[i % 2], "Write numbers alone, such as 1.50, without"),
+            (lambda i: ("-12 kg", "7 kg")[i % 2], "Write numbers alone, such as -12, without"),
+            (lambda i: ('"1,234.5"', '"12,345.0"')[i % 2], "Write numbers alone, such as 1234.5, without"),
+            (lambda i: ("12a", "7b")[i % 2], "If it is data, a category: --kind state=category"),  # no unit
+            (
+                lambda i: f"2024-01-{i % 28 + 1:02}",
+                r"'2024-01-01' is not a number .* If these dates name the rows: --id state\. To learn from them, write "
+                r"them as numbers, such as days or hours\. Else leave the column out: --drop state\.$",
+            ),
+            (lambda i: f"{i % 28 + 1}/1/2024 10:30", "If these dates name the rows: --id state"),
+            (lambda i: f"2024-01-01T10:{i % 60:02}:00Z", "If these dates name the rows: --id state"),
+            (lambda i: f"{i % 24:02}:30", "If these dates name the rows: --id state"),
             (lambda i: f"w{i}", "If it names the rows: --id state"),
             (lambda i: f"w{i % 9}", "If it is data, a category: --kind state=category"),  # seven rows each
             (lambda i: ("", "on")[i % 2], "a number is missing in line 2, column 'state'"),  # 30 words

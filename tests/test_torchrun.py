@@ -64,6 +64,50 @@ class TestRanks:
         assert (distributed.rank(), distributed.world_size(), distributed.local_rank()) == (1, 2, 1)
         assert not distributed.is_main()
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("RANK", "abc"),
+            ("RANK", "-1"),
+            ("RANK", "2"),
+            ("WORLD_SIZE", "0"),
+            ("WORLD_SIZE", ""),
+            ("LOCAL_RANK", "0.5"),
+        ],
+    )
+    def test_values_that_torchrun_does_not_set_are_a_sentence(
+        self, name, value, as_rank, monkeypatch, capsys, tmp_path
+    ):
+        """Trap: a traceback, or a process that took itself for another one and said nothing."""
+        as_rank(0)
+        monkeypatch.setenv(name, value)
+        code, _, error = said(capsys, "train", "points-density", "--out", tmp_path / "run")
+        assert code == 2
+        assert error.startswith(
+            "iresnet: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers, as torchrun sets them, with 0 <= RANK < "
+            "WORLD_SIZE; got "
+        ), error
+        assert f"{name}={value!r}" in error
+        assert error.endswith("For a single process, unset one: env -u RANK iresnet ...\n")
+        assert distributed.is_main()  # so the sentence is printed
+
+    def test_a_command_that_shares_nothing_ignores_them(self, as_rank, monkeypatch, capsys):
+        as_rank("abc")
+        code, text, _ = said(capsys, "presets")
+        assert code == 0
+        assert "table-density" in text
+
+    def test_a_process_says_what_it_waits_for(self, as_rank, monkeypatch, capsys):
+        """Trap: with variables that another program left behind, a command waited for two hours, without a word."""
+        as_rank(0)
+        monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+        monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: time.sleep(0.2))
+        distributed._meet("gloo")
+        assert capsys.readouterr().err == (
+            "iresnet: waiting for 1 of 2 processes at localhost:1. torchrun starts them; for a single process, unset "
+            "WORLD_SIZE.\n"
+        )
+
     def test_a_port_that_is_taken_is_a_sentence(self, as_rank, monkeypatch):
         as_rank(0)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")

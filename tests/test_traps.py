@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from iresnet import Banach, PowerSeries, RussianRoulette, certify, mlp_flow, tighten_
+from iresnet import Banach, LipschitzConv2d, PowerSeries, RussianRoulette, certify, mlp_flow, tighten_
 from iresnet.lipschitz import refresh_
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
@@ -115,6 +115,18 @@ def test_no_global_generator_is_touched(estimator):
     flow.eval().sample((3,), generator=generator)
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+def test_an_average_of_convolutions_is_made_when_their_input_size_is_known():
+    """Trap: a buffer is as large as the input, and torch's average copies buffers of equal size only."""
+    layer = LipschitzConv2d(2, 2, 3, padding=1)
+    layer(normal(1, 2, 4, 4).float())
+    refresh_(layer, settle=True)
+    average = torch.optim.swa_utils.AveragedModel(layer)
+    for _ in range(2):
+        layer(normal(1, 2, 4, 4).float()).sum().backward()
+        average.update_parameters(layer)
+    torch.testing.assert_close(average.eval()(normal(1, 2, 4, 4).float()), layer.eval()(normal(1, 2, 4, 4).float()))
 
 
 def test_an_average_of_a_trained_flow_is_judged_with_norms_of_its_own():

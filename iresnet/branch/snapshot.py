@@ -292,10 +292,10 @@ def _uncopied_values(modules: Iterable[nn.Module]) -> dict[int, Any]:
 def check_same_shape(x: Tensor, y: Tensor) -> None:
     """Raise if g returns another shape than its input."""
     if y.shape != x.shape:
-        raise ValueError(
-            f"g must keep the shape of its input; got {tuple(y.shape)} for {tuple(x.shape)}. "
-            "Let its last layer have as many outputs as its first has inputs."
-        )
+        remedy = "Let its last layer have as many outputs as its first has inputs."
+        if x.dim() > 2 and y.shape[:2] == x.shape[:2]:
+            remedy = "Use stride 1 and padding that keeps the size; Squeeze() before the block halves that of an image."
+        raise ValueError(f"g must keep the shape of its input; got {tuple(y.shape)} for {tuple(x.shape)}. {remedy}")
 
 
 class UncopiedBranch(nn.Module):

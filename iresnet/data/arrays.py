@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from ..spelling import MOST, listed, prefix_errors
 from . import npy
-from .choice import ColumnChooser, text_columns
+from .choice import ColumnChoice, ColumnChooser, text_columns
 from .dataset import Dataset
 from .labels import class_name, class_names, encode_labels
 from .numerals import parse_number
 from .schema import Schema
-from .table import Table, check_names, holds_words, label_hint, refuse_cell
+from .table import Table, check_names, holds_words, refuse_cell, text_hint
 
 
 class Arrays(NamedTuple):
@@ -190,9 +190,7 @@ def column_table(path: Path, columns: Mapping[str, NDArray[Any]], choose: Column
         return f"row {first + i}"
 
     chosen = [
-        np.zeros(len(values[i]))
-        if i in words
-        else _numbers(path, names[i], values[i], place, suggest_label=choice.suggest_label)
+        np.zeros(len(values[i])) if i in words else _numbers(path, names[i], values[i], place, choice)
         for i in choice.columns
     ]
     label = "" if choice.label is None else names[choice.label]
@@ -261,7 +259,7 @@ def _row_names(column: NDArray[Any]) -> list[str]:
 
 
 def _numbers(
-    path: Path, name: str, column: NDArray[Any], place: Callable[[int], str], *, suggest_label: bool
+    path: Path, name: str, column: NDArray[Any], place: Callable[[int], str], choice: ColumnChoice
 ) -> NDArray[np.float64]:
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
@@ -270,6 +268,7 @@ def _numbers(
         try:
             numbers[row] = np.nan if cell is None else parse_number(cell) if isinstance(cell, str) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            remedy = label_hint(name, column.tolist()) if suggest_label else ""
+            labelled = choice.label is not None
+            remedy = text_hint(name, column.tolist(), labelled=labelled) if choice.training else ""
             refuse_cell(path, cell, place(row), name, remedy)
     return numbers

@@ -33,14 +33,13 @@ class TableOptions:
 class ColumnChoice(NamedTuple):
     """The positions in a file of the columns of data and of the columns of labels and of ids (None: there is none).
 
-    `suggest_label` is true where the user named no label column but could: errors then say how. The columns at the
-    positions in `words` hold categories; those in `undeclared` do if they hold words. With `skip_missing`, missing
-    numbers are read as NaN.
+    In `training` data, errors suggest what else a column of text may be. The columns at the positions in `words` hold
+    categories; those in `undeclared` do if they hold words. With `skip_missing`, missing numbers are read as NaN.
     """
 
     columns: list[int]
     label: int | None
-    suggest_label: bool = False
+    training: bool = False
     id: int | None = None
     words: frozenset[int] = frozenset()
     skip_missing: bool = False
@@ -83,7 +82,7 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
         return ColumnChoice(
             [position[name] for name in chosen],
             position[label] if label else None,
-            suggest_label=not label,
+            training=True,
             id=position[options.id] if options.id else None,
             words=frozenset(position[column] for column, kind in kinds.items() if kind is None),
             skip_missing=options.skip_missing,

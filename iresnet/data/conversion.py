@@ -9,12 +9,14 @@ those of a file are left out.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..spelling import listed, prefix_errors, quoted
 from .choice import TableOptions
@@ -26,13 +28,26 @@ from .missing import check_finite, tables_from, without_missing
 from .schema import Schema
 from .table import Table, names_rows
 
+#: Finds the test rows of a table, given the labels and the rows that are left: returns positions among these.
+RowChooser: TypeAlias = Callable[[Tensor | None, NDArray[np.int64]], NDArray[np.int64]]
+
 #: The largest distance of neighbouring float32, as a part of the step of a discrete column.
 COARSEST = 1 / 16
 
 
-def training_dataset(table: Table, options: TableOptions | None = None, known: Schema | None = None) -> Dataset:
-    """Convert a table to a dataset to train on, with a schema of its own, or the kinds of one that is `known`."""
+def training_dataset(
+    table: Table,
+    options: TableOptions | None = None,
+    known: Schema | None = None,
+    test_rows: RowChooser | None = None,
+) -> Dataset:
+    """Convert a table to a dataset to train on, with a schema of its own, or the kinds of one that is `known`.
+
+    Kinds are detected without the `test_rows`. The names of categories are those of all rows, as those of classes are:
+    they say which values exist.
+    """
     options = options or TableOptions()
+    total = len(table.x)
     table, rows = without_missing(table) if options.skip_missing else (table, ())
     constants = _constants(table, options) if known is None else known.constants
     table = table.select(tuple(name for name in table.columns if name not in constants))
@@ -46,7 +61,11 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     check_finite(table)
-    kinds = _kinds(table, parse_kinds(options.kinds)) if known is None else known.kinds
+    if known is None:
+        left = np.array(rows, dtype=np.int64) if rows else np.arange(total)
+        kinds = _kinds(table, parse_kinds(options.kinds), _without_test_rows(table, classes, left, test_rows))
+    else:
+        kinds = known.kinds
     with prefix_errors(table.path):
         schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
         if options.context:
@@ -96,21 +115,33 @@ def _refuse_unknown(
         )
 
 
-def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[ColumnKind, ...]:
-    """Return the kind of every column, declared or detected; empty if all are real."""
-    kinds = [_kind(table, i, column, declared) for i, column in enumerate(table.columns)]
+def _without_test_rows(
+    table: Table, classes: Sequence[str], left: NDArray[np.int64], test_rows: RowChooser | None
+) -> NDArray[np.bool_]:
+    """Return which rows choose the kinds of columns."""
+    chosen = np.ones(len(table.x), dtype=np.bool_)
+    if test_rows is not None and len(chosen) > 1:
+        with prefix_errors(table.path):
+            chosen[test_rows(encode_labels(table.labels, classes, table.place), left)] = False
+    return chosen
+
+
+def _kinds(
+    table: Table, declared: Mapping[str, ColumnKind | None], chosen: NDArray[np.bool_]
+) -> tuple[ColumnKind, ...]:
+    """Return the kind of every column, declared or detected in the chosen rows; empty if all are real."""
+    kinds = [_kind(table, i, column, declared, chosen) for i, column in enumerate(table.columns)]
     return () if all(kind == REAL for kind in kinds) else tuple(kinds)
 
 
-def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
-    x = table.x[:, i]
-    kind: ColumnKind | None
+def _kind(
+    table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None], chosen: NDArray[np.bool_]
+) -> ColumnKind:
     if column in table.words:
-        kind = None
-    elif column in declared:
-        kind = declared[column]
-    else:
-        kind = detect(x) if len(x) else REAL
+        return _category(table, column)
+    if column not in declared:
+        return detect(table.x[chosen, i]) or _category(table, column)
+    x, kind = table.x[:, i], declared[column]
     if kind is None:
         return _category(table, column)
     outside = np.flatnonzero(~kind.contains(x))
@@ -183,6 +214,20 @@ def refuse_constant_columns(train: Dataset) -> None:
             f"column {quoted(name)} is {what} in all {len(train)} training rows, so its density has "
             f"no upper bound. Leave the column out (of a file: --drop {shlex.quote(name)})."
         )
+
+
+def refuse_impossible_rows(test: Dataset) -> None:
+    """Refuse to train a density that could not be evaluated: on test data with values that a column cannot have."""
+    schema = test.schema
+    if not schema.kinds or not bool((outside := ~schema.allowed(test.x)).any()):
+        return
+    row, i = (int(n) for n in outside.nonzero()[0])
+    name, count = schema.names[i], int(outside[:, i].sum())
+    raise ValueError(
+        f"column {quoted(name)} is {schema.column_kinds[i].describe()} in the training rows, but {test.x[row, i]:g} in "
+        f"the test data ({count} of {len(test)} rows), which would have the likelihood 0. Declare its kind, e.g. "
+        f"--kind {shlex.quote(name)}=real, or remove such rows."
+    )
 
 
 def refuse_degenerate_columns(train: Dataset) -> None:

@@ -36,7 +36,7 @@ from .labels import EMPTY, class_name, is_missing_number
 from .lines import Line, Lines
 from .missing import missing_count
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
-from .table import Table, check_names, holds_words, label_hint, refuse_cell
+from .table import Table, check_names, holds_words, refuse_cell, text_hint
 
 LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its column is text
 
@@ -292,8 +292,9 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     (line, picked), choice = at, head.choice
     column, below = head.names[choice.columns[bad]], list(islice(head.rows, LOOK_AHEAD))
     remedy = ""
-    if choice.suggest_label:
-        remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
+    if choice.training:
+        beside = chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below))
+        remedy = text_hint(column, beside, labelled=choice.label is not None)
     if not remedy and is_missing_number(picked[bad]):
         if below and not above and all(is_missing_number(cells[choice.columns[bad]]) for _, cells in below):
             refuse_cell(path, picked[bad], f"line {line}", column, f" It has none: --drop {shlex.quote(column)}.")

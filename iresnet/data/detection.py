@@ -35,8 +35,8 @@ LARGEST_INTEGER = 2**16
 #: The share of rows that may have one and the same value in a column of real numbers.
 LARGEST_TIE = 0.05
 
-#: The same among the training rows of a rounded column. It is real if the share in all rows is at most LARGEST_TIE, and
-#: a training part of at least half of them can only double that.
+#: The same among the training rows of a rounded column. It is real if the share in training and validation rows is at
+#: most LARGEST_TIE, and a training part of at least half of them can only double that.
 LARGEST_ROUNDED_TIE = 2 * LARGEST_TIE
 
 #: A dependent column is explained by the others up to this part of its standard deviation (float32 has 6e-8).

@@ -37,7 +37,7 @@ def load_blocks(
 ) -> Splits:
     """Load the splits of a large table: held-out rows in memory, the training rows as a sample and as blocks.
 
-    The kinds of columns are those of the `schema` of an earlier run, if it is given; else all rows are checked.
+    The kinds of columns are those of the `schema` of an earlier run, if it is given; else training rows are checked.
     """
     rows = file.starts[-1]
     tested = _draw(rows, _held_out("test", test, rows), seeded_generator(0, "test")) if test else np.empty(0, np.int64)
@@ -45,7 +45,9 @@ def load_blocks(
     held_out = np.sort(np.concatenate([tested, validated]))
     sampled = _draw(rows, min(SAMPLE, rows - len(held_out)), seeded_generator(seed, "sample"), held_out)
     found = _collect(file, options, held_out, sampled)
-    dataset = conversion.training_dataset(found.table, options, schema)
+    dataset = conversion.training_dataset(
+        found.table, options, schema, lambda _, left: np.flatnonzero(np.isin(found.rows[left], tested))
+    )
     places = found.rows[list(dataset.rows)] if dataset.rows else found.rows
     train, valid, held = (
         _part(dataset, mask)

@@ -18,7 +18,6 @@ from pathlib import Path
 from ..spelling import hint, prefix_errors, quoted
 from . import arrays, blocks, canonical, choice, conversion, delimited, images, large_table, split, table
 from .builtin import load_builtin, names
-from .choice import TableOptions
 from .dataset import Dataset, Splits
 from .sampling import seeded_generator
 from .schema import Schema
@@ -43,8 +42,7 @@ def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
     train, validation, test = _own_splits(settings, schema)
     with prefix_errors(settings.source):
         if test is None and settings.test:
-            n = split.held_out_count("test", settings.test, len(train))
-            train, test = split.hold_out(train, n, seeded_generator(0, "test"))
+            train, test = split.divide(train, split.test_rows(train.y, len(train), settings.test))
         if validation is None:
             train, validation = _hold_out_validation(train, settings)
         if not train.schema.is_image:
@@ -126,7 +124,7 @@ def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset,
         )
         return train, validation, held
     _refuse_unused(settings, size=True)
-    return _load_file(path, settings.table_options, schema), None, None
+    return _load_file(path, settings, schema), None, None
 
 
 def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Dataset, Dataset]:
@@ -136,12 +134,12 @@ def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Datase
     return split.hold_out(train, n, seeded_generator(settings.seed, "validation"))
 
 
-def _load_file(path: Path, options: TableOptions, schema: Schema | None) -> Dataset:
-    label = options.label
+def _load_file(path: Path, settings: DataSettings, schema: Schema | None) -> Dataset:
+    options, label = settings.table_options, settings.label
     if path.suffix.lower() not in ARRAYS:
         known = (label, options.id, *options.columns, *options.drop, *options.context)
         read = _read_table(path, choice.choose_training_columns(options), *known)
-        return conversion.training_dataset(read, options, schema)
+        return conversion.training_dataset(read, options, schema, _test_rows(settings))
     content = arrays.read_arrays(path)
     if content.y is not None and label not in ("", "y"):
         raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
@@ -149,7 +147,14 @@ def _load_file(path: Path, options: TableOptions, schema: Schema | None) -> Data
         return arrays.array_images(path, content, None)
     options = options if content.y is None else replace(options, label="")
     choose = choice.choose_training_columns(options)
-    return conversion.training_dataset(arrays.array_table(path, content, choose), options, schema)
+    return conversion.training_dataset(arrays.array_table(path, content, choose), options, schema, _test_rows(settings))
+
+
+def _test_rows(settings: DataSettings) -> conversion.RowChooser | None:
+    """Return the function that finds the test rows among those of a file."""
+    if not settings.test:
+        return None
+    return lambda y, rows: split.test_rows(y, len(rows), settings.test).numpy()
 
 
 def _read_file(

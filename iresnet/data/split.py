@@ -44,9 +44,20 @@ def held_out_count(name: str, value: float, samples: int) -> int:
 def hold_out(dataset: Dataset, n: int, generator: torch.Generator) -> tuple[Dataset, Dataset]:
     """Split into (the rest, n samples), stratified by class; both keep the order of the samples."""
     classes = torch.zeros(len(dataset), dtype=torch.int64) if dataset.y is None else dataset.y.cpu()
+    return divide(dataset, stratified_indices(classes, n, generator))
+
+
+def divide(dataset: Dataset, rows: Tensor) -> tuple[Dataset, Dataset]:
+    """Split into (the rest, the samples at these positions); both keep the order of the samples."""
     held = torch.zeros(len(dataset), dtype=torch.bool)
-    held[stratified_indices(classes, n, generator)] = True
+    held[rows] = True
     return dataset.take((~held).nonzero()[:, 0]), dataset.take(held.nonzero()[:, 0])
+
+
+def test_rows(y: Tensor | None, rows: int, value: float) -> Tensor:
+    """Draw the samples that are held out for the test: the same for every seed, a fraction or a number of them."""
+    classes = torch.zeros(rows, dtype=torch.int64) if y is None else y.cpu()
+    return stratified_indices(classes, held_out_count("test", value, rows), seeded_generator(0, "test"))
 
 
 def hold_out_last(dataset: Dataset, n: int) -> tuple[Dataset, Dataset]:

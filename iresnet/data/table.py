@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..spelling import quoted
 from .detection import DETECT_FROM
 from .labels import EMPTY, class_name
-from .numerals import is_number, is_written_number
+from .numerals import is_date, is_number, is_written_number, number_alone
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,27 @@ def check_names(path: Path, names: list[str], *, unnamed: Collection[int] = ()) 
     return names
 
 
-def label_hint(column: str, cells: Iterable[object]) -> str:
+def text_hint(column: str, cells: Iterable[object], *, labelled: bool) -> str:
     """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
     filled = [cell for cell in cells if class_name(cell) != EMPTY]
-    text = sum(isinstance(cell, str) and not is_written_number(cell) for cell in filled)
-    if text < 2 or text < 0.9 * len(filled):
+    text = [cell for cell in filled if isinstance(cell, str) and not is_written_number(cell)]
+    if len(text) < 2 or len(text) < 0.9 * len(filled):
         return ""
     name = shlex.quote(column)
+    if all(map(is_date, text)):
+        return (
+            f" If these dates name the rows: --id {name}. To learn from them, write them as numbers, such as days or "
+            f"hours. Else leave the column out: --drop {name}."
+        )
+    if number := number_alone(text):
+        return (
+            f" Write numbers alone, such as {number}, without signs, units and separators. Else leave the column out: "
+            f"--drop {name}."
+        )
     if names_rows(len(set(map(str, filled))), len(filled)):
         return f" If it names the rows: --id {name}; else leave it out: --drop {name}."
-    return (
-        f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category. "
-        f"Else leave it out: --drop {name}."
-    )
+    label = "" if labelled else f" If it holds the classes, name it: --label {name}."
+    return f"{label} If it is data, a category: --kind {name}=category. Else leave it out: --drop {name}."
 
 
 def names_rows(distinct: int, rows: int) -> bool:

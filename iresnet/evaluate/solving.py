@@ -22,10 +22,13 @@ from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..model import Model
 from ..progress import each
-from ..spelling import round_up
+from ..spelling import outcomes, round_up
 from ..transform import Transform
 from .chunks import CHUNK, chunk_size, in_chunks
 from .roles import has_inverse
+
+#: An iteration has converged for a sample when its code is reached up to this part of the sample.
+CONVERGED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Inverse:
 
     A closed form takes no iterations. If not every block is proven to be a contraction, nothing is proven: the bounds
     are infinite, and the other numbers are those that the iteration reached. It diverges for a sample if its steps grew
-    in some block or numbers overflowed, which does not mean that there is no inverse.
+    in some block or numbers overflowed, which does not mean that there is no inverse. It converges for a sample if the
+    code of what it reached is nearly the given one.
     """
 
     rows: int
@@ -47,6 +51,7 @@ class Inverse:
     informative: bool
     iterations: float
     diverged: int = 0
+    converged: int | None = None
 
     def __str__(self) -> str:
         if math.isinf(self.largest_block_bound) and not self.iterations:
@@ -72,8 +77,7 @@ class Inverse:
         words = f"after {self.iterations:.0f} evaluations per sample"
         overflown = not math.isfinite(self.measured_error)
         if self.diverged or overflown:
-            which = f" for {self.diverged} of {self.rows} samples" if 0 < self.diverged < self.rows else ""
-            words = f"the iteration diverges{which}, {words}"
+            words = f"the iteration {outcomes(self.diverged, self.converged, self.rows, ' samples')}, {words}"
         if overflown:
             return words
         return f"{words}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
@@ -169,7 +173,7 @@ def proven_samples(solution: ChainSolution) -> Tensor:
 def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
     """Summarise a reconstruction by the worst sample for each metric."""
     composed = float(solution.composed_bound.max())
-    size = float(x.flatten(1).norm(dim=1).max())
+    sizes = x.flatten(1).norm(dim=1).double()
     return Inverse(
         rows=len(x),
         precision=str(x.dtype).removeprefix("torch."),
@@ -178,9 +182,10 @@ def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
         code_residual=float(solution.code_residual.max()),
         measured_error=float(solution.measured_error(x).max()),
         composed_bound=composed,
-        informative=composed < 0.1 * max(size, 1e-12),
+        informative=composed < 0.1 * max(float(sizes.max()), 1e-12),
         iterations=float(solution.iterations.double().mean()),
         diverged=int(solution.diverged.sum()),
+        converged=int((~solution.diverged & (solution.code_residual <= CONVERGED * sizes.clamp_min(1.0))).sum()),
     )
 
 

@@ -55,8 +55,21 @@ def invert(
             return invert(t, y, context_for(t, context), tolerance=tolerance, solver=solver)
         except ConvergenceError as error:
             raise error.at(f"{transform.part_kind} {position} of {count}") from None
+        except ValueError:
+            if position < count - 1 and has_overflowed(z, y):
+                raise ValueError(
+                    f"numbers overflow in the inverse, before it reaches {transform.part_kind} {position} of {count}, "
+                    "though the codes are finite. The weights are too large, as after a training that diverged: train "
+                    "again with a lower learning rate or clipped gradients, or call .double() on model and code."
+                ) from None
+            raise
 
     return run_inverse(steps, z, act)
+
+
+def has_overflowed(z: Tensor, y: Tensor) -> bool:
+    """Whether a state of an inverse holds infinity or NaN, but its codes do not."""
+    return bool(torch.isfinite(z).all()) and not bool(torch.isfinite(y).all())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def check_purpose(network: Network, schema: Schema, purpose: str) -> None:
     if purpose != "density" and len(schema.classes) < 2:
         raise ValueError(
             f"{purpose} needs at least two classes; got {len(schema.classes)}. "
-            "Set the label column (data.label), or use the objective 'density'."
+            f"{_where_classes_are(schema)}, or use the objective 'density'."
         )
     if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
         what = purpose if schema.is_image else "a table"
@@ -45,7 +45,8 @@ def check_purpose(network: Network, schema: Schema, purpose: str) -> None:
     if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
         raise ValueError(
             f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
-            'Use covariance = "diagonal" with components = 1.'
+            'Use covariance = "diagonal" with components = 1 (--set covariance=diagonal --set components=1), or fewer '
+            "columns."
         )
     if network.padding:
         raise ValueError(
@@ -56,3 +57,9 @@ def check_purpose(network: Network, schema: Schema, purpose: str) -> None:
             f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
             "Use the objective 'classification'."
         )
+
+
+def _where_classes_are(schema: Schema) -> str:
+    if schema.is_image:
+        return "Put the images of every class in a sub-folder of their own"
+    return "Name the label column (--label COLUMN, the setting data.label)"

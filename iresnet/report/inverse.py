@@ -16,6 +16,7 @@ from torch import Tensor
 from ..data.columns import ColumnKind
 from ..plots import raster
 from ..results import nonfinite_to_none
+from ..spelling import outcomes
 from .markup import Markup, figure, joined, pairs, table, tag
 from .material import Material, Reconstruction
 from .tiles import fitting, look, reduction
@@ -73,8 +74,8 @@ def _unbounded(i: dict[str, Any]) -> bool:
 def _iteration(i: dict[str, Any]) -> str:
     """What the iteration came to, as it is."""
     if i.get("diverged"):
-        which = f"for {i['diverged']} of {count(i['rows'], 'sample')}"
-        return f"The iteration diverges {which}; that does not say that there is no inverse."
+        words = outcomes(i["diverged"], i.get("converged"), i["rows"], " samples")
+        return f"The iteration {words}; that does not say that there is no inverse."
     if nonfinite_to_none(i.get("measured_error")) is None:
         return "The iteration diverges, for the worst sample at least; that does not say that there is no inverse."
     return "The errors are those of the iteration, without a proof."

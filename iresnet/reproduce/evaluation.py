@@ -21,6 +21,7 @@ from ..evaluate import error_from_counts
 from ..model import Model
 from ..results import nonfinite_to_none
 from ..run import Run
+from ..spelling import outcomes
 from ..tree import parameter_count
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
@@ -167,5 +168,7 @@ def run_facts(run: Run, *columns: str) -> Row:
 
 def describe_iteration(metrics: dict[str, Any]) -> str:
     """Say whether the iteration converged or diverged."""
-    word, count = ("diverges", metrics["diverged"]) if metrics["diverged"] else ("converges", metrics["converged"])
-    return f"the iteration {word}" + ("" if count == metrics["images"] else f" for {count} of {metrics['images']}")
+    converged, images = metrics["converged"], metrics["images"]
+    if metrics["diverged"]:
+        return f"the iteration {outcomes(metrics['diverged'], converged, images)}"
+    return "the iteration converges" + ("" if converged == images else f" for {converged} of {images}")

@@ -38,6 +38,7 @@ def _is_square(value: Any) -> bool:
 NUMBER = ValueKind("a number", _is_number)
 NUMBER_OR_NULL = ValueKind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
 COUNT = ValueKind("a non-negative integer", _is_count)
+COUNT_OR_NULL = ValueKind("a non-negative integer or null", lambda v: v is None or _is_count(v))
 TEXT = ValueKind("a string", lambda v: isinstance(v, str))
 FLAG = ValueKind("true or false", lambda v: isinstance(v, bool))
 SQUARE = ValueKind("a square table of counts", _is_square)
@@ -49,7 +50,14 @@ RANGE = ValueKind(
 
 Spec: TypeAlias = "ValueKind | Mapping[str, Spec] | list[Spec]"
 
-KINDS = {"float": NUMBER_OR_NULL, "float | None": NUMBER_OR_NULL, "int": COUNT, "str": TEXT, "bool": FLAG}
+KINDS = {
+    "float": NUMBER_OR_NULL,
+    "float | None": NUMBER_OR_NULL,
+    "int": COUNT,
+    "int | None": COUNT_OR_NULL,
+    "str": TEXT,
+    "bool": FLAG,
+}
 
 
 def _fields_of(kind: type, *required: str, **others: Spec) -> dict[str, Spec]:

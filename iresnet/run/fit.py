@@ -14,7 +14,7 @@ from .. import data, lock
 from ..base import FullMixture
 from ..certificate import Certificate
 from ..data import Dataset, Splits
-from ..data.conversion import refuse_degenerate_columns
+from ..data.conversion import refuse_degenerate_columns, refuse_impossible_rows
 from ..lipschitz import defer_norms
 from ..model import Model
 from ..models import Network
@@ -83,6 +83,8 @@ def start(
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
+        if splits.held_out is not None:
+            refuse_impossible_rows(splits.held_out)
     batches = make_batches(experiment, splits.train)
     check_batch(batches, group)
     experiment = replace(experiment, training=experiment.training.resolve_epochs(batches.per_epoch))

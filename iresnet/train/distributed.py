@@ -10,11 +10,13 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
+from threading import Timer
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..lipschitz import refresh_
 from ..shard import sharing
+from ..spelling import quoted
 from ..transforms.first_batch import DataInitialised, initialising, uninitialised
 from .objective import Joint, Objective
 
@@ -32,6 +35,9 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 #: How long a process waits for the others, while rank 0 reads data, fits a mixture or validates.
 TIMEOUT = timedelta(hours=2)
+
+#: After so many seconds a process says that it waits for the others to start.
+PATIENCE = 30.0
 
 #: The norms of constrained layers are computed by every process, from the same numbers. Steps after which they are
 #: copied from rank 0 all the same, as processors of different kinds round differently.
@@ -51,26 +57,41 @@ class LostProcess(RuntimeError):
 
 def rank() -> int:
     """Return the number of this process among those that torchrun started; 0 without torchrun."""
-    return _read("RANK", 0)
+    return _place()[0]
 
 
 def world_size() -> int:
     """Return how many processes torchrun started, on all machines; 1 without torchrun."""
-    return _read("WORLD_SIZE", 1)
+    return _place()[1]
 
 
 def local_rank() -> int:
     """Return the number of this process among those on this machine."""
-    return _read("LOCAL_RANK", 0)
+    return _place()[2]
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes."""
-    return rank() == 0
+    """Whether this process is the one that prints and writes; also if the variables are not those of torchrun."""
+    try:
+        return rank() == 0
+    except ValueError:
+        return True
 
 
-def _read(name: str, default: int) -> int:
-    return int(os.environ[name]) if all(variable in os.environ for variable in VARIABLES) else default
+def _place() -> tuple[int, int, int]:
+    """Return the number of this process, how many there are, and its number on this machine."""
+    if not all(variable in os.environ for variable in VARIABLES):
+        return 0, 1, 0
+    values = {name: os.environ[name] for name in VARIABLES[:3]}
+    if all(value.isdecimal() for value in values.values()):
+        rank, ranks, local = map(int, values.values())
+        if rank < ranks:
+            return rank, ranks, local
+    got = ", ".join(f"{name}={quoted(value)}" for name, value in values.items())
+    raise ValueError(
+        "RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers, as torchrun sets them, with 0 <= RANK < WORLD_SIZE; "
+        f"got {got}. For a single process, unset one: env -u RANK iresnet ..."
+    )
 
 
 @dataclass(frozen=True)
@@ -185,15 +206,22 @@ def joined(device: str) -> Iterator[Group]:
 
 def _meet(backend: str) -> None:
     """Start the communication with the other processes."""
+    address = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+    others = f"{world_size() - 1} of {world_size()} processes at {address}"
+    remedy = "torchrun starts them; for a single process, unset WORLD_SIZE."
+    waiting = Timer(PATIENCE, lambda: print(f"iresnet: waiting for {others}. {remedy}", file=sys.stderr))
+    waiting.daemon = True
+    waiting.start()
     try:
         dist.init_process_group(backend, timeout=TIMEOUT)
     except (ValueError, dist.DistNetworkError) as error:
-        address = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = " ".join(str(error).splitlines()[:1]).rstrip(".")
         raise OSError(
             f"the processes cannot meet at {address} ({reason}). Check --master-addr and --master-port; the port must "
             "be free on the first machine, and open to the others."
         ) from error
+    finally:
+        waiting.cancel()
 
 
 def _close() -> None:

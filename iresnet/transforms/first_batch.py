@@ -95,3 +95,13 @@ def _check_single_rank(part: nn.Module) -> None:
 def uninitialised(model: nn.Module) -> list[str]:
     """Return the names of all parts that still await their first batch."""
     return [name for name, m in model.named_modules() if isinstance(m, DataInitialised) and not bool(m.initialised)]
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Refuse to sample a model in training that still awaits its first batch."""
+    if model.training and uninitialised(model):
+        raise ValueError(
+            "the first batch in training initialises ActNorms and principal axes, and must not be samples; "
+            "call the flow on data first, or flow.eval() to sample it as it is. (Without data, as in variational "
+            "inference, call it on noise first.)"
+        )
