@@ -214,9 +214,16 @@ def _other(r: random.Random, x: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(all="ignore"):
         changed = x.astype(r.choice(kinds)) if r.random() < 0.6 and x.dtype.kind in "biuf" else x.copy()
     if r.random() < 0.4:
-        changed = r.choice(
-            (changed[:0], changed[:1], changed[None], changed.T, changed.ravel(), changed[..., :0], changed.ravel()[0])
+        views = (
+            changed[:0],
+            changed[:1],
+            changed[None],
+            changed.T,
+            changed.ravel(),
+            changed[..., :0],
+            changed.ravel()[0],
         )
+        changed = np.asarray(r.choice(views))  # one entry of an object array is a number of Python
     if changed.dtype.kind == "f" and changed.size and r.random() < 0.5:
         changed = changed.copy()
         changed.flat[r.randrange(changed.size)] = r.choice((np.nan, np.inf, 65504.0, -1.0))
