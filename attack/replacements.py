@@ -27,8 +27,8 @@ def loop(r: random.Random, path: Path) -> None:
 
 
 def dangling(r: random.Random, path: Path) -> None:
-    """Create a link to a missing file, perhaps with the longest possible name."""
-    path.symlink_to(r.choice(("missing", "x" * 255, "/nonexistent/é\n")))
+    """Create a link to a missing file, perhaps in a missing folder or with the longest possible name."""
+    path.symlink_to(r.choice(("missing", "x" * 255, "nonexistent/é\n")))
 
 
 def device(r: random.Random, path: Path) -> None:
