@@ -77,7 +77,7 @@ class _Sighting:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}) for m in modules]
+        self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}, list(m._modules)) for m in modules]
         self.places = [(m, kind, name) for m in modules for kind in _TENSORS for name in vars(m)[kind]]
         self.found = [vars(m)[kind][name] for m, kind, name in self.places]
         #: Those whose class may be given other methods: one of a user's, or that of a parametrized layer.
@@ -93,7 +93,10 @@ class _Sighting:
     def holds(self, module: nn.Module) -> bool:
         """Whether a description of the module would be the same, up to the numbers in its tensors."""
         check_global_state()
-        if module is not self.modules[0] or not _equal([(type(m), vars(m)) for m in self.modules], self.contents):
+        if module is not self.modules[0]:
+            return False
+        # Equal dictionaries may have another order, which is that of the layers of a sequence.
+        if not _equal([(type(m), vars(m), list(m._modules)) for m in self.modules], self.contents):
             return False
         for m in self.derived:
             known_type(m, unmodified=True)

@@ -1051,6 +1051,19 @@ class TestFreshness:
         layer.unflattened_size[0] = 3
         assert not before.matches(layer)
 
+    def test_a_seal_sees_another_order_of_the_same_layers(self):
+        g = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+        with torch.no_grad():
+            g[0].weight.copy_(-0.9 * torch.eye(2))
+        block, x = ResidualBlock(g).eval(), torch.ones(3, 2)
+        for _ in range(2):
+            torch.testing.assert_close(block.inverse(block(x)), x)
+        first = g[0]
+        del g._modules["0"]
+        g.add_module("0", first)
+        torch.testing.assert_close(block(x), 0.1 * x)
+        torch.testing.assert_close(block.inverse(block(x)), x)
+
     def test_a_seal_keeps_a_copy_of_a_single_tensor(self):
         layer = nn.Linear(2, 2, bias=False)
         layer.weight = nn.Parameter(torch._neg_view(layer.weight.detach()))
