@@ -73,7 +73,7 @@ class Fingerprint:
 
 
 class _Sighting:
-    """What a module consists of at one moment: its submodules, their classes, attributes and tensors."""
+    """What the function of a module consists of at one moment: submodules, their classes, attributes and tensors."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
@@ -86,7 +86,7 @@ class _Sighting:
     @classmethod
     def of(cls, module: nn.Module) -> _Sighting | None:
         """Remember the module; None if one of its settings may change without being assigned."""
-        modules = list(module.modules())
+        modules = list(modules_in_proof(module).values())
         settings = (v for m in modules for name, v in vars(m).items() if name not in MODULE_ATTRIBUTES)
         return cls(modules) if all(map(_is_seen_to_change, settings)) else None
 
@@ -102,6 +102,25 @@ class _Sighting:
             known_type(m, unmodified=True)
         now = (vars(m)[kind].get(name) for m, kind, name in self.places)  # equal tensors need not be the same
         return all(a is b and (a is None or type(a) in PLAIN_TENSORS) for a, b in zip(now, self.found, strict=True))
+
+
+def modules_in_proof(module: nn.Module) -> dict[int, nn.Module]:
+    """Return the module and those inside that are part of the function of x, by identity.
+
+    A module outside of the proof is among them if it is used inside, too.
+    """
+    found: dict[int, nn.Module] = {}
+    _collect(module, found)
+    return found
+
+
+def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
+    if id(module) not in found:
+        found[id(module)] = module
+        excluded = getattr(type(module), "outside_proof", ())
+        for name, child in module._modules.items():
+            if child is not None and name not in excluded:
+                _collect(child, found)
 
 
 #: The attributes of a module that hold its tensors.

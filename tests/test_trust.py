@@ -1064,6 +1064,24 @@ class TestFreshness:
         torch.testing.assert_close(block(x), 0.1 * x)
         torch.testing.assert_close(block.inverse(block(x)), x)
 
+    def test_a_seal_leaves_a_users_embedding_out(self):
+        class Embedding(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, context):
+                return self.layer(context).relu()
+
+        g = Conditioned(nn.Linear(2, 4), Embedding(), nn.Linear(4, 2))
+        before = fingerprint.Fingerprint(g)
+        assert all(before.matches(g) for _ in range(3))
+        with torch.no_grad():
+            g.embed.layer.weight.neg_()
+        assert before.matches(g)
+        g.rest.register_forward_hook(lambda *_: None)
+        assert not before.matches(g)
+
     def test_a_seal_keeps_a_copy_of_a_single_tensor(self):
         layer = nn.Linear(2, 2, bias=False)
         layer.weight = nn.Parameter(torch._neg_view(layer.weight.detach()))
