@@ -33,6 +33,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
+from iresnet.transforms import AffineCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 
@@ -322,6 +323,37 @@ class TestCache:
         with torch.no_grad():
             x = t.inv(normal(5, 2))
         assert t(x).requires_grad
+
+    @pytest.mark.parametrize("which", ["x", "z"])
+    def test_not_after_a_change_in_place(self, t, which):
+        with torch.no_grad():
+            x = normal(5, 2)
+            z = t(x)
+            (x if which == "x" else z).add_(1)
+            torch.testing.assert_close(t(x), t.transform(x))
+            z = t(x)
+            (x if which == "x" else z).add_(1)
+            torch.testing.assert_close(t.transform(t.inv(z)), z)
+
+    def test_not_in_another_mode(self):
+        conditioner = nn.Sequential(nn.Linear(1, 8), nn.Dropout(), nn.Linear(8, 2)).double()
+        t = Bijector(AffineCoupling(conditioner).train(), 2).with_cache()
+        x = normal(5, 2)
+        z = t(x)
+        t.transform.eval()
+        torch.testing.assert_close(t.transform(t.inv(z)), z)
+
+    def test_not_without_the_gradient_of_x(self, t):
+        x = normal(5, 2)
+        t.transform.requires_grad_(False)
+        assert not t(x).requires_grad
+        assert t(x.requires_grad_()).requires_grad
+        (gradient,) = torch.autograd.grad(t(x).sum(), x)
+        assert gradient.shape == x.shape
+        t.transform.requires_grad_(True)
+        assert all(p.requires_grad for p in t.transform.parameters())
+        t(x).sum().backward()
+        assert any(p.grad is not None for p in t.transform.parameters())
 
     def test_only_sizes_0_and_1(self):
         with pytest.raises(ValueError, match="cache_size must be 0 or 1"):
