@@ -160,12 +160,12 @@ class Bijector(torch.distributions.Transform):
     # ------------------------------------------------------------------ the cache
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._cached(super().__call__, x)
+        return self._cached(super().__call__, x, self.event_shape, self.code_shape)
 
     def _inv_call(self, y: Tensor) -> Tensor:
-        return self._cached(super()._inv_call, y)
+        return self._cached(super()._inv_call, y, self.code_shape, self.event_shape)
 
-    def _cached(self, call: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    def _cached(self, call: Callable[[Tensor], Tensor], value: Tensor, event: Shape, image: Shape) -> Tensor:
         """Call with torch's cache, emptied if the pair is that of other weights, was changed, or lost its gradients."""
         if self._cache_size == 0:
             return call(value)
@@ -173,7 +173,9 @@ class Bijector(torch.distributions.Transform):
             self._cached_x_y = None, None
         before = self._cached_x_y
         result = call(value)
-        if self._cached_x_y is not before:
+        if value.shape[: value.dim() - len(event)] != result.shape[: result.dim() - len(image)]:
+            self._cached_x_y = None, None  # broadcast with the contexts: it is not the inverse of the result
+        elif self._cached_x_y is not before:
             kept = [t.detach().clone() for t in self._tensors()]
             self._cached_for = torch.is_grad_enabled(), kept, self._state()
         return result

@@ -355,6 +355,13 @@ class TestCache:
         t(x).sum().backward()
         assert any(p.grad is not None for p in t.transform.parameters())
 
+    def test_not_of_a_value_that_is_broadcast(self):
+        t, x = flow_of(context=3).bijector(normal(4, 3)).with_cache(), normal(2)
+        z = t(x)
+        assert t.inv(z).shape == z.shape == (4, 2)
+        torch.testing.assert_close(t.inv(z), x.expand(4, 2))
+        assert t(t.inv(x)).shape == (4, 2)
+
     def test_only_sizes_0_and_1(self):
         with pytest.raises(ValueError, match="cache_size must be 0 or 1"):
             flow_of().bijector().with_cache(2)
