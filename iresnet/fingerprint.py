@@ -134,7 +134,8 @@ def _copy(value: Any) -> Any:
 def _is_seen_to_change(value: Any) -> bool:
     """Whether a change of this setting shows in a comparison with a copy of it."""
     if type(value) in (dict, list):
-        return all(map(_is_constant, value.values() if type(value) is dict else value))
+        # A list of them: another thread may change what belongs to its pass (`SpectralCap`).
+        return all(map(_is_constant, list(value.values()) if type(value) is dict else value))
     return _is_constant(value)
 
 

@@ -1044,6 +1044,18 @@ class TestFreshness:
             assert before.matches(layer)
         assert not before.matches(layer)
 
+    def test_a_pass_in_another_thread_does_not_disturb_a_comparison(self, monkeypatch):
+        g, is_constant = network(), fingerprint._is_constant
+        before, frozen = fingerprint.Fingerprint(g), g[0].parametrizations.weight[0]._frozen
+        frozen[0] = None
+
+        def freeze_meanwhile(value):
+            frozen[len(frozen)] = None
+            return is_constant(value)
+
+        monkeypatch.setattr(fingerprint, "_is_constant", freeze_meanwhile)
+        assert before.matches(g)
+
     def test_a_seal_sees_changes_inside_settings(self):
         layer = nn.Unflatten(1, [2, 3])
         before = fingerprint.Fingerprint(layer)
