@@ -364,6 +364,13 @@ class TestUsersOwn:
         unflattened = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
         assert AdditiveCoupling(unflattened)(torch.zeros(4, 6)).shape == (4, 6)
 
+    def test_nor_may_an_embedding_take_the_contexts_for_channels(self):
+        g = contractive_mlp(2, (4,), context=3)
+        g.embed = nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.Linear(3, 4))
+        flow = Flow(Chain(ResidualBlock(g)), DiagonalNormal(2)).eval()
+        with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(5, 3\).* take the batch for channels"):
+            flow(torch.zeros(5, 2), torch.zeros(5, 3))
+
     def test_a_sequence_with_its_own_forward_may_have_any_axes_inside(self):
         class OneChannel(nn.Sequential):
             def forward(self, x):
