@@ -417,6 +417,13 @@ class TestClosedWorld:
         with torch.compiler.set_stance("default", force_backend=lambda graph, x: graph):
             assert not certify(block).passed
 
+    def test_code_that_the_compiler_of_torch_is_told_to_run(self):
+        block = ResidualBlock(torch.compile(network())).eval()
+        assert block.bound().proven
+        with torch._inductor.config.patch(post_grad_custom_post_pass=lambda graph: None):
+            assert not block.bound().proven
+        assert block.bound().proven
+
     def test_an_option_of_a_backend_that_is_code(self):
         def fuse(graph):
             return graph
