@@ -68,6 +68,8 @@ class Fingerprint:
         settings, tensors = describe_function(module)
         if not _equal(settings, self.settings):
             return None
+        if seen is not None and not (seen.contains(tensors) and seen.holds(module)):  # it was changed in between
+            seen = None
         self._seen = seen, tensors
         return tensors
 
@@ -89,6 +91,11 @@ class _Sighting:
         modules = list(modules_in_proof(module).values())
         settings = (v for m in modules for name, v in vars(m).items() if name not in MODULE_ATTRIBUTES)
         return cls(modules) if all(map(_is_seen_to_change, settings)) else None
+
+    def contains(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors are among those of the module."""
+        found = set(map(id, self.found))
+        return all(id(t) in found for t in tensors)
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a description of the module would be the same, up to the numbers in its tensors."""

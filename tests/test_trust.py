@@ -1051,6 +1051,32 @@ class TestFreshness:
             assert before.matches(layer)
         assert not before.matches(layer)
 
+    @pytest.mark.parametrize("what", ["setting", "tensor"])
+    def test_a_seal_sees_a_change_that_was_undone_while_it_compared(self, monkeypatch, what):
+        """Another thread may call `functional_call` meanwhile, whose tensors take the place of parameters."""
+        g, describe = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ELU()), fingerprint.describe_function
+        before, weight, twin = fingerprint.Fingerprint(g), g[0].weight, nn.Parameter(g[0].weight.detach().clone())
+
+        def describe_between(module):
+            if what == "setting":
+                g[1].alpha = 1.0
+                return describe(module)
+            g[0].weight = twin
+            found = describe(module)
+            g[0].weight = weight
+            return found
+
+        if what == "setting":
+            g[1].alpha = 0.5
+        with monkeypatch.context() as patched:
+            patched.setattr(fingerprint, "describe_function", describe_between)
+            assert before.matches(g)
+        if what == "setting":
+            g[1].alpha = 0.5
+        else:
+            weight.data.neg_()
+        assert not before.matches(g)
+
     def test_a_pass_in_another_thread_does_not_disturb_a_comparison(self, monkeypatch):
         g, is_constant = network(), fingerprint._is_constant
         before, frozen = fingerprint.Fingerprint(g), g[0].parametrizations.weight[0]._frozen
