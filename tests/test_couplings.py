@@ -371,6 +371,20 @@ class TestUsersOwn:
         with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(5, 3\).* take the batch for channels"):
             flow(torch.zeros(5, 2), torch.zeros(5, 3))
 
+    @pytest.mark.parametrize(
+        "layers",
+        [[nn.PixelShuffle(2), nn.Linear(6, 6), nn.PixelUnshuffle(2)], [nn.InstanceNorm2d(4, affine=True)]],
+        ids=["pixels", "norm"],
+    )
+    def test_nor_may_other_layers_of_channels(self, layers):
+        coupling = AdditiveCoupling(nn.Sequential(*layers))
+        with pytest.raises(ValueError, match=r"needs 4 axes.*got \(4, 2, 3\).* take the batch for channels"):
+            coupling(torch.zeros(4, 4, 3))
+        image = AdditiveCoupling(
+            nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.PixelShuffle(2), nn.PixelUnshuffle(2))
+        )
+        assert image(torch.zeros(2, 8, 4, 4)).shape == (2, 8, 4, 4)
+
     def test_a_sequence_with_its_own_forward_may_have_any_axes_inside(self):
         class OneChannel(nn.Sequential):
             def forward(self, x):

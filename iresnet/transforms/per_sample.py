@@ -135,7 +135,7 @@ def _is_users_own(kind: type) -> bool:
 
 
 def check_axes(network: nn.Module, x: Tensor) -> None:
-    """Refuse an x with too few axes for a convolution, which would take the batch for its channels."""
+    """Refuse an x with too few axes for a layer such as a convolution, which would take the batch for its channels."""
     if not torch.compiler.is_compiling():  # the eager calls before it have been checked
         _follow_axes(network, x, x.dim())
 
@@ -145,17 +145,18 @@ def _follow_axes(network: nn.Module, x: Tensor, axes: int | None) -> int | None:
     network = unwrap(network)
     if parametrize.type_before_parametrizations(network) not in _RULES:
         return None
+    needed = _axes_needed(network)
+    if axes is not None and needed is not None and axes != needed and (axes < needed or not _is_pixel_layer(network)):
+        got = f"{tuple(x.shape)}" if axes == x.dim() else f"{axes} axes"
+        raise ValueError(
+            f"{type(network).__name__} needs {needed} axes, (batch, channels, ...); got {got}, of which it would take "
+            "the batch for channels. Unflatten it first."
+        )
     match network:
         case nn.Sequential():
             for layer in network:
                 axes = _follow_axes(layer, x, axes)
             return axes
-        case nn.modules.conv._ConvNd() if axes is not None and axes != len(network.kernel_size) + 2:
-            got = f"{tuple(x.shape)}" if axes == x.dim() else f"{axes} axes"
-            raise ValueError(
-                f"{type(network).__name__} needs {len(network.kernel_size) + 2} axes, (batch, channels, ...); got "
-                f"{got}, of which it would take the batch for channels. Unflatten it first."
-            )
         case nn.Flatten() if axes is not None:
             first, last = (n % axes for n in (network.start_dim, network.end_dim))
             return axes - (last - first)
@@ -166,6 +167,25 @@ def _follow_axes(network: nn.Module, x: Tensor, axes: int | None) -> int | None:
         case nn.EmbeddingBag():
             return 2
     return axes
+
+
+#: The axes of what these layers normalise.
+_NORM_AXES: dict[type, int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+def _is_pixel_layer(layer: nn.Module) -> bool:
+    """Whether a layer may have more axes before the channels."""
+    return isinstance(layer, nn.PixelShuffle | nn.PixelUnshuffle)
+
+
+def _axes_needed(layer: Any) -> int | None:
+    """Return how many axes a layer of channels needs, with that of the batch; None for one that treats them alike."""
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return len(layer.kernel_size) + 2
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        by_channel = layer.weight is not None or layer.running_mean is not None
+        return _NORM_AXES.get(parametrize.type_before_parametrizations(layer)) if by_channel else None
+    return 4 if _is_pixel_layer(layer) else None
 
 
 def may_work_in_place(module: nn.Module) -> bool:
