@@ -37,8 +37,8 @@ class Bijector(torch.distributions.Transform):
     ... is broadcast with the contexts, if `given` any. Inverses are proven, and gradients reach the weights, in both
     directions. `flow.bijector()` is that of a flow. In training beyond 64 dimensions it needs an `estimator`.
 
-    A cached pair (`with_cache`) is used only while the weights are unchanged, and with gradients if it was computed
-    with them.
+    A cached pair (`with_cache`) is used only while it, the weights and the mode are unchanged, and with gradients if it
+    was computed with them.
 
     >>> from torch.distributions import Independent, Normal, TransformedDistribution
     >>> from iresnet import ResidualBlock, contractive_mlp
@@ -78,7 +78,7 @@ class Bijector(torch.distributions.Transform):
             )
         self._decoder = Decoder() if decoder is None else decoder
         self._batch = torch.Size(() if context is None or is_single(context) else (len(context),))
-        self._cached_for: tuple[bool, list[Tensor]] | None = None
+        self._cached_for: tuple[bool, list[Tensor], Any] | None = None
 
     def given(self, context: Tensor | None) -> Bijector:
         """Return the same map for another context: a batch of them, or a single one without a batch dimension."""
@@ -160,30 +160,41 @@ class Bijector(torch.distributions.Transform):
     # ------------------------------------------------------------------ the cache
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._cached(super().__call__, x)
+        return self._cached(super().__call__, x, self.event_shape, self.code_shape)
 
     def _inv_call(self, y: Tensor) -> Tensor:
-        return self._cached(super()._inv_call, y)
+        return self._cached(super()._inv_call, y, self.code_shape, self.event_shape)
 
-    def _cached(self, call: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-        """Call with torch's cache, emptied if the pair is that of other weights, or has lost its gradients."""
+    def _cached(self, call: Callable[[Tensor], Tensor], value: Tensor, event: Shape, image: Shape) -> Tensor:
+        """Call with torch's cache, emptied if the pair is that of other weights, was changed, or lost its gradients."""
         if self._cache_size == 0:
             return call(value)
         if not self._is_current():
             self._cached_x_y = None, None
         before = self._cached_x_y
         result = call(value)
-        if self._cached_x_y is not before:
-            self._cached_for = torch.is_grad_enabled(), [t.detach().clone() for t in self._tensors()]
+        if value.shape[: value.dim() - len(event)] != result.shape[: result.dim() - len(image)]:
+            self._cached_x_y = None, None  # broadcast with the contexts: it is not the inverse of the result
+        elif self._cached_x_y is not before:
+            kept = [t.detach().clone() for t in self._tensors()]
+            self._cached_for = torch.is_grad_enabled(), kept, self._state()
         return result
 
     def _is_current(self) -> bool:
         if self._cached_for is None:
             return False
-        has_graph, kept = self._cached_for
+        has_graph, kept, state = self._cached_for
+        if has_graph < torch.is_grad_enabled() or state != self._state():
+            return False
         tensors = self._tensors()
-        same = len(kept) == len(tensors) and all(map(_is_same, kept, tensors))
-        return same and has_graph >= torch.is_grad_enabled()
+        return len(kept) == len(tensors) and all(map(_is_same, kept, tensors))
+
+    def _state(self) -> Any:
+        """Return the modes, how often the cached pair was changed in place, and what has a gradient."""
+        pair = [t for t in cast("tuple[Tensor | None, ...]", self._cached_x_y) if t is not None]
+        versions = [None if t.is_inference() else t._version for t in pair]
+        gradients = [t.requires_grad for t in (*pair, *self._tensors())]
+        return [m.training for m in self.transform.modules()], versions, gradients
 
     def _tensors(self) -> list[Tensor]:
         own = [] if self.context is None else [self.context]

@@ -21,6 +21,12 @@ _functorch_is_active: Any = torch._C._are_functorch_transforms_active
 #: The backends of torch.compile that compute what they are given.
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs")
 
+#: The settings of torch's compiler, for the whole process, that may hold code of a user's own.
+_CUSTOM_PASSES = (
+    "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn",
+)  # fmt: skip
+
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +86,10 @@ def _is_known_backend(callback: Any) -> bool:
             break
     if type(callback) is torch._TorchCompileInductorWrapper:
         # An option may be code of a user's own.
-        return all(isinstance(value, bool | int | float | str | None) for value in callback.config.values())
+        passes = (getattr(sys.modules.get("torch._inductor.config"), name, None) for name in _CUSTOM_PASSES)
+        return all(isinstance(value, bool | int | float | str | None) for value in callback.config.values()) and all(
+            value is None for value in passes
+        )
     if type(callback) is not torch._TorchCompileWrapper:
         return False
     lookup = sys.modules["torch._dynamo.backends.registry"].lookup_backend

@@ -68,16 +68,18 @@ class Fingerprint:
         settings, tensors = describe_function(module)
         if not _equal(settings, self.settings):
             return None
+        if seen is not None and not (seen.contains(tensors) and seen.holds(module)):  # it was changed in between
+            seen = None
         self._seen = seen, tensors
         return tensors
 
 
 class _Sighting:
-    """What a module consists of at one moment: its submodules, their classes, attributes and tensors."""
+    """What the function of a module consists of at one moment: submodules, their classes, attributes and tensors."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}) for m in modules]
+        self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}, list(m._modules)) for m in modules]
         self.places = [(m, kind, name) for m in modules for kind in _TENSORS for name in vars(m)[kind]]
         self.found = [vars(m)[kind][name] for m, kind, name in self.places]
         #: Those whose class may be given other methods: one of a user's, or that of a parametrized layer.
@@ -86,19 +88,46 @@ class _Sighting:
     @classmethod
     def of(cls, module: nn.Module) -> _Sighting | None:
         """Remember the module; None if one of its settings may change without being assigned."""
-        modules = list(module.modules())
+        modules = list(modules_in_proof(module).values())
         settings = (v for m in modules for name, v in vars(m).items() if name not in MODULE_ATTRIBUTES)
         return cls(modules) if all(map(_is_seen_to_change, settings)) else None
+
+    def contains(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors are among those of the module."""
+        found = set(map(id, self.found))
+        return all(id(t) in found for t in tensors)
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a description of the module would be the same, up to the numbers in its tensors."""
         check_global_state()
-        if module is not self.modules[0] or not _equal([(type(m), vars(m)) for m in self.modules], self.contents):
+        if module is not self.modules[0]:
+            return False
+        # Equal dictionaries may have another order, which is that of the layers of a sequence.
+        if not _equal([(type(m), vars(m), list(m._modules)) for m in self.modules], self.contents):
             return False
         for m in self.derived:
             known_type(m, unmodified=True)
         now = (vars(m)[kind].get(name) for m, kind, name in self.places)  # equal tensors need not be the same
         return all(a is b and (a is None or type(a) in PLAIN_TENSORS) for a, b in zip(now, self.found, strict=True))
+
+
+def modules_in_proof(module: nn.Module) -> dict[int, nn.Module]:
+    """Return the module and those inside that are part of the function of x, by identity.
+
+    A module outside of the proof is among them if it is used inside, too.
+    """
+    found: dict[int, nn.Module] = {}
+    _collect(module, found)
+    return found
+
+
+def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
+    if id(module) not in found:
+        found[id(module)] = module
+        excluded = getattr(type(module), "outside_proof", ())
+        for name, child in module._modules.items():
+            if child is not None and name not in excluded:
+                _collect(child, found)
 
 
 #: The attributes of a module that hold its tensors.
@@ -112,7 +141,8 @@ def _copy(value: Any) -> Any:
 def _is_seen_to_change(value: Any) -> bool:
     """Whether a change of this setting shows in a comparison with a copy of it."""
     if type(value) in (dict, list):
-        return all(map(_is_constant, value.values() if type(value) is dict else value))
+        # A list of them: another thread may change what belongs to its pass (`SpectralCap`).
+        return all(map(_is_constant, list(value.values()) if type(value) is dict else value))
     return _is_constant(value)
 
 

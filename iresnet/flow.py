@@ -34,7 +34,7 @@ from .spelling import quoted
 from .transform import Transform, check_context, check_eval, why_unproven
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import check_initialised
-from .transforms.per_sample import why_no_function
+from .transforms.per_sample import check_axes, why_no_function
 from .tree import modules_of
 from .trust import unwrap, why_untrusted
 
@@ -283,6 +283,9 @@ def code_and_log_prob(
     """Return (z, log p(x)) of a model that has a transform and a base; its own estimator is the default in training."""
     check_batch(x, "x", model.event_shape)
     check_context(model.transform, context)
+    if context is not None and not torch.compiler.is_compiling():
+        for embed in _embeddings(model.transform):
+            check_axes(embed, context)
     if estimator is None and model.training:
         estimator = model.estimator
     z, logdet = code_and_logdet(model.transform, x, context, estimator, generator)

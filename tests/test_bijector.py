@@ -33,6 +33,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
+from iresnet.transforms import AffineCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 
@@ -246,7 +247,8 @@ class TestTorchsRules:
         assert ((x > 0) & (x < 1)).all()
 
     def test_values_are_validated(self):
-        law = pushed(flow_of())
+        # torch.compile, in an earlier test, turns the default off.
+        law = TransformedDistribution(standard_normal(2), [flow_of().bijector().inv], validate_args=True)
         with pytest.raises(ValueError, match="within the support"):
             law.log_prob(torch.tensor([float("nan"), 0.0], dtype=DOUBLE))
 
@@ -322,6 +324,44 @@ class TestCache:
         with torch.no_grad():
             x = t.inv(normal(5, 2))
         assert t(x).requires_grad
+
+    @pytest.mark.parametrize("which", ["x", "z"])
+    def test_not_after_a_change_in_place(self, t, which):
+        with torch.no_grad():
+            x = normal(5, 2)
+            z = t(x)
+            (x if which == "x" else z).add_(1)
+            torch.testing.assert_close(t(x), t.transform(x))
+            z = t(x)
+            (x if which == "x" else z).add_(1)
+            torch.testing.assert_close(t.transform(t.inv(z)), z)
+
+    def test_not_in_another_mode(self):
+        conditioner = nn.Sequential(nn.Linear(1, 8), nn.Dropout(), nn.Linear(8, 2)).double()
+        t = Bijector(AffineCoupling(conditioner).train(), 2).with_cache()
+        x = normal(5, 2)
+        z = t(x)
+        t.transform.eval()
+        torch.testing.assert_close(t.transform(t.inv(z)), z)
+
+    def test_not_without_the_gradient_of_x(self, t):
+        x = normal(5, 2)
+        t.transform.requires_grad_(False)
+        assert not t(x).requires_grad
+        assert t(x.requires_grad_()).requires_grad
+        (gradient,) = torch.autograd.grad(t(x).sum(), x)
+        assert gradient.shape == x.shape
+        t.transform.requires_grad_(True)
+        assert all(p.requires_grad for p in t.transform.parameters())
+        t(x).sum().backward()
+        assert any(p.grad is not None for p in t.transform.parameters())
+
+    def test_not_of_a_value_that_is_broadcast(self):
+        t, x = flow_of(context=3).bijector(normal(4, 3)).with_cache(), normal(2)
+        z = t(x)
+        assert t.inv(z).shape == z.shape == (4, 2)
+        torch.testing.assert_close(t.inv(z), x.expand(4, 2))
+        assert t(t.inv(x)).shape == (4, 2)
 
     def test_only_sizes_0_and_1(self):
         with pytest.raises(ValueError, match="cache_size must be 0 or 1"):

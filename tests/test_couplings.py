@@ -9,6 +9,7 @@ from decimal import Decimal, localcontext
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, constrain_, contractive_mlp
 from iresnet.transform import UNKNOWN
@@ -343,14 +344,54 @@ class TestUsersOwn:
         assert flow.proof_status((4,)) == (False, False)
         assert reason in certify(Chain(coupling, ResidualBlock(contractive_mlp(4, (4,))))).summary()
 
-    @pytest.mark.parametrize("lead", [[], [nn.Linear(3, 3), nn.ReLU()]], ids=["first", "later"])
-    def test_a_convolution_that_would_take_the_batch_for_channels_is_refused(self, lead):
+    @pytest.mark.parametrize(
+        "lead",
+        [
+            [],
+            [nn.Linear(3, 3), nn.ReLU()],
+            [nn.GroupNorm(1, 3), nn.PReLU(), nn.MaxPool1d(1)],
+            [nn.Unflatten(1, (3, 1)), nn.Conv1d(3, 3, 1), nn.Flatten()],
+            [nn.Sequential(nn.Linear(3, 3))],
+        ],
+        ids=["first", "later", "pooled", "flattened", "nested"],
+    )
+    @pytest.mark.parametrize("wrap", [nn.Sequential, AveragedModel], ids=["plain", "average"])
+    def test_a_convolution_that_would_take_the_batch_for_channels_is_refused(self, lead, wrap):
         """Torch takes four vectors for one sample of four channels."""
-        coupling = AdditiveCoupling(nn.Sequential(*lead, nn.Conv1d(4, 4, 3, padding=1)))
+        coupling = AdditiveCoupling(wrap(nn.Sequential(*lead, nn.Conv1d(4, 4, 3, padding=1))))
         with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(4, 3\).* take the batch for channels"):
             coupling(torch.zeros(4, 6))
         unflattened = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
         assert AdditiveCoupling(unflattened)(torch.zeros(4, 6)).shape == (4, 6)
+
+    def test_nor_may_an_embedding_take_the_contexts_for_channels(self):
+        g = contractive_mlp(2, (4,), context=3)
+        g.embed = nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.Linear(3, 4))
+        flow = Flow(Chain(ResidualBlock(g)), DiagonalNormal(2)).eval()
+        with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(5, 3\).* take the batch for channels"):
+            flow(torch.zeros(5, 2), torch.zeros(5, 3))
+
+    @pytest.mark.parametrize(
+        "layers",
+        [[nn.PixelShuffle(2), nn.Linear(6, 6), nn.PixelUnshuffle(2)], [nn.InstanceNorm2d(4, affine=True)]],
+        ids=["pixels", "norm"],
+    )
+    def test_nor_may_other_layers_of_channels(self, layers):
+        coupling = AdditiveCoupling(nn.Sequential(*layers))
+        with pytest.raises(ValueError, match=r"needs 4 axes.*got \(4, 2, 3\).* take the batch for channels"):
+            coupling(torch.zeros(4, 4, 3))
+        image = AdditiveCoupling(
+            nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.PixelShuffle(2), nn.PixelUnshuffle(2))
+        )
+        assert image(torch.zeros(2, 8, 4, 4)).shape == (2, 8, 4, 4)
+
+    def test_a_sequence_with_its_own_forward_may_have_any_axes_inside(self):
+        class OneChannel(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x[:, None])[:, 0]
+
+        coupling = AdditiveCoupling(nn.Sequential(OneChannel(nn.Conv1d(1, 1, 3, padding=1)), nn.Linear(3, 3)))
+        assert coupling(torch.zeros(4, 6)).shape == (4, 6)
 
     def test_an_embedding_that_mixes_contexts_proves_nothing(self):
         g = contractive_mlp(2, (4,), context=3)

@@ -417,6 +417,13 @@ class TestClosedWorld:
         with torch.compiler.set_stance("default", force_backend=lambda graph, x: graph):
             assert not certify(block).passed
 
+    def test_code_that_the_compiler_of_torch_is_told_to_run(self):
+        block = ResidualBlock(torch.compile(network())).eval()
+        assert block.bound().proven
+        with torch._inductor.config.patch(post_grad_custom_post_pass=lambda graph: None):
+            assert not block.bound().proven
+        assert block.bound().proven
+
     def test_an_option_of_a_backend_that_is_code(self):
         def fuse(graph):
             return graph
@@ -1044,12 +1051,81 @@ class TestFreshness:
             assert before.matches(layer)
         assert not before.matches(layer)
 
+    @pytest.mark.parametrize("what", ["setting", "tensor"])
+    def test_a_seal_sees_a_change_that_was_undone_while_it_compared(self, monkeypatch, what):
+        """Another thread may call `functional_call` meanwhile, whose tensors take the place of parameters."""
+        g, describe = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ELU()), fingerprint.describe_function
+        before, weight, twin = fingerprint.Fingerprint(g), g[0].weight, nn.Parameter(g[0].weight.detach().clone())
+
+        def describe_between(module):
+            if what == "setting":
+                g[1].alpha = 1.0
+                return describe(module)
+            g[0].weight = twin
+            found = describe(module)
+            g[0].weight = weight
+            return found
+
+        if what == "setting":
+            g[1].alpha = 0.5
+        with monkeypatch.context() as patched:
+            patched.setattr(fingerprint, "describe_function", describe_between)
+            assert before.matches(g)
+        if what == "setting":
+            g[1].alpha = 0.5
+        else:
+            weight.data.neg_()
+        assert not before.matches(g)
+
+    def test_a_pass_in_another_thread_does_not_disturb_a_comparison(self, monkeypatch):
+        g, is_constant = network(), fingerprint._is_constant
+        before, frozen = fingerprint.Fingerprint(g), g[0].parametrizations.weight[0]._frozen
+        frozen[0] = None
+
+        def freeze_meanwhile(value):
+            frozen[len(frozen)] = None
+            return is_constant(value)
+
+        monkeypatch.setattr(fingerprint, "_is_constant", freeze_meanwhile)
+        assert before.matches(g)
+
     def test_a_seal_sees_changes_inside_settings(self):
         layer = nn.Unflatten(1, [2, 3])
         before = fingerprint.Fingerprint(layer)
         assert before.matches(layer)
         layer.unflattened_size[0] = 3
         assert not before.matches(layer)
+
+    def test_a_seal_sees_another_order_of_the_same_layers(self):
+        g = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+        with torch.no_grad():
+            g[0].weight.copy_(-0.9 * torch.eye(2))
+        block, x = ResidualBlock(g).eval(), torch.ones(3, 2)
+        for _ in range(2):
+            torch.testing.assert_close(block.inverse(block(x)), x)
+        first = g[0]
+        del g._modules["0"]
+        g.add_module("0", first)
+        torch.testing.assert_close(block(x), 0.1 * x)
+        torch.testing.assert_close(block.inverse(block(x)), x)
+
+    def test_a_seal_leaves_a_users_embedding_out(self):
+        class Embedding(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, context):
+                return self.layer(context).relu()
+
+        g = Conditioned(nn.Linear(2, 4), Embedding(), nn.Linear(4, 2))
+        before = fingerprint.Fingerprint(g)
+        assert all(before.matches(g) for _ in range(3))
+        with torch.no_grad():
+            g.embed.layer.weight.neg_()
+        assert before.matches(g)
+        g.rest.register_forward_hook(lambda *_: None)
+        assert not before.matches(g)
 
     def test_a_seal_keeps_a_copy_of_a_single_tensor(self):
         layer = nn.Linear(2, 2, bias=False)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Shape
-from ..fingerprint import MODULE_ATTRIBUTES, Fingerprint
+from ..fingerprint import MODULE_ATTRIBUTES, Fingerprint, modules_in_proof
 from ..fixed_point import FEW_DIMENSIONS, MAX_DIMENSION, Affine, Branch
 from ..float64 import Rounding
 from ..lipschitz.order import primitives
@@ -245,7 +245,7 @@ def copy_branch(g: nn.Module) -> nn.Module:
     Of tensors that were computed, such as those of `torch.func.functional_call`, the values are copied. Attributes that
     cannot be copied, such as a lock or an open file, are shared.
     """
-    needed = _needed(g, {})
+    needed = modules_in_proof(g)
     outside = {
         id(child): nn.Identity()
         for m in g.modules()
@@ -260,16 +260,6 @@ def copy_branch(g: nn.Module) -> nn.Module:
     if any(id(t) in live for t in (*copied.parameters(), *copied.buffers())):
         raise RuntimeError(f"a copy of {type(g).__name__} shares tensors with it. Remove its __deepcopy__.")
     return copied
-
-
-def _needed(g: nn.Module, found: dict[int, nn.Module]) -> dict[int, nn.Module]:
-    """Collect the modules that are part of the function of x, by identity, also if one computes an embedding too."""
-    if id(g) not in found:
-        found[id(g)] = g
-        for name, child in g._modules.items():
-            if child is not None and name not in getattr(type(g), "outside_proof", ()):
-                _needed(child, found)
-    return found
 
 
 def _uncopied_values(modules: Iterable[nn.Module]) -> dict[int, Any]:

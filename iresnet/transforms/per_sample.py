@@ -8,7 +8,7 @@ which take a batch of vectors for one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.jit import ScriptModule
 from torch.nn.utils import parametrize
 
 from ..lipschitz.activations import ACTIVATIONS, lipschitz_constant
-from ..trust import why_modified, wrapped_module
+from ..trust import unwrap, why_modified, wrapped_module
 
 #: Classes of torch that hold code of a user's own: traced and scripted networks.
 _HOLDING_CODE = (GraphModule, ScriptModule)
@@ -96,16 +96,6 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     **dict.fromkeys((record.kind for record in ACTIVATIONS.values() if record.is_reshape), _keeps_the_batch_axis),
 }  # fmt: skip
 
-#: Layers that keep the number of axes.
-_KEEP_AXES = (
-    nn.Linear,
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._BatchNorm,
-    nn.LayerNorm,
-    nn.Dropout,
-    *(record.kind for record in ACTIVATIONS.values() if not record.is_reshape),
-)
-
 
 def why_no_function(network: nn.Module) -> str:
     """Return why a network may be no function of one sample, such as a user's own layer; empty if it is one.
@@ -145,26 +135,57 @@ def _is_users_own(kind: type) -> bool:
 
 
 def check_axes(network: nn.Module, x: Tensor) -> None:
-    """Refuse an x with too few axes for a convolution, which would take the batch for its channels."""
-    if torch.compiler.is_compiling():  # the eager calls before it have been checked
-        return
-    for layer in _first_layers(network):
-        if isinstance(layer, nn.modules.conv._ConvNd) and x.dim() != len(layer.kernel_size) + 2:
-            raise ValueError(
-                f"{type(layer).__name__} needs {len(layer.kernel_size) + 2} axes, (batch, channels, ...); got "
-                f"{tuple(x.shape)}, of which it would take the batch for channels. Unflatten it first."
-            )
+    """Refuse an x with too few axes for a layer such as a convolution, which would take the batch for its channels."""
+    if not torch.compiler.is_compiling():  # the eager calls before it have been checked
+        _follow_axes(network, x, x.dim())
 
 
-def _first_layers(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of a sequence up to the first that may change the number of axes."""
-    for layer in network.children() if type(network) is nn.Sequential else (network,):
-        if type(layer) is nn.Sequential:
-            yield from _first_layers(layer)
-            return  # its last layer may have changed it
-        yield layer
-        if not isinstance(layer, _KEEP_AXES):
-            return
+def _follow_axes(network: nn.Module, x: Tensor, axes: int | None) -> int | None:
+    """Return how many axes the output has for an input with so many; None if that is unknown. x is for the message."""
+    network = unwrap(network)
+    if parametrize.type_before_parametrizations(network) not in _RULES:
+        return None
+    needed = _axes_needed(network)
+    if axes is not None and needed is not None and axes != needed and (axes < needed or not _is_pixel_layer(network)):
+        got = f"{tuple(x.shape)}" if axes == x.dim() else f"{axes} axes"
+        raise ValueError(
+            f"{type(network).__name__} needs {needed} axes, (batch, channels, ...); got {got}, of which it would take "
+            "the batch for channels. Unflatten it first."
+        )
+    match network:
+        case nn.Sequential():
+            for layer in network:
+                axes = _follow_axes(layer, x, axes)
+            return axes
+        case nn.Flatten() if axes is not None:
+            first, last = (n % axes for n in (network.start_dim, network.end_dim))
+            return axes - (last - first)
+        case nn.Unflatten() if axes is not None:
+            return axes + len(network.unflattened_size) - 1
+        case nn.Embedding() if axes is not None:
+            return axes + 1
+        case nn.EmbeddingBag():
+            return 2
+    return axes
+
+
+#: The axes of what these layers normalise.
+_NORM_AXES: dict[type, int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+def _is_pixel_layer(layer: nn.Module) -> bool:
+    """Whether a layer may have more axes before the channels."""
+    return isinstance(layer, nn.PixelShuffle | nn.PixelUnshuffle)
+
+
+def _axes_needed(layer: Any) -> int | None:
+    """Return how many axes a layer of channels needs, with that of the batch; None for one that treats them alike."""
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return len(layer.kernel_size) + 2
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        by_channel = layer.weight is not None or layer.running_mean is not None
+        return _NORM_AXES.get(parametrize.type_before_parametrizations(layer)) if by_channel else None
+    return 4 if _is_pixel_layer(layer) else None
 
 
 def may_work_in_place(module: nn.Module) -> bool:
