@@ -3,7 +3,7 @@
 A proof may be cached only while the module stays the same function. A `Fingerprint` keeps the settings of a trusted
 module (see `trust`) and a copy of its tensors. Settings are compared by value, tensors bit for bit: sums and norms can
 collide, so nothing shorter than all numbers is compared. While nothing has been assigned to a module since it was last
-compared (`_Sighting`), its settings are the same, and only the numbers are compared.
+compared (`_Contents`), its settings are the same, and only the numbers are compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fingerprint:
         self.settings, tensors = describe_function(module)
         self.kinds = [(t.shape, t.dtype, t.device) for t in tensors]
         self.numbers = [t.clone() for t in _as_integers(tensors)]
-        self._seen: tuple[_Sighting | None, list[Tensor]] = None, []
+        self._seen: tuple[_Contents | None, list[Tensor]] = None, []
 
     @torch.no_grad()
     def matches(self, module: nn.Module) -> bool:
@@ -64,7 +64,7 @@ class Fingerprint:
         seen, tensors = self._seen
         if seen is not None and seen.holds(module):
             return tensors
-        seen = _Sighting.of(module)  # before the description: another thread may change the module meanwhile
+        seen = _Contents.of(module)  # before the description: another thread may change the module meanwhile
         settings, tensors = describe_function(module)
         if not _equal(settings, self.settings):
             return None
@@ -74,19 +74,19 @@ class Fingerprint:
         return tensors
 
 
-class _Sighting:
+class _Contents:
     """What the function of a module consists of at one moment: submodules, their classes, attributes and tensors."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}, list(m._modules)) for m in modules]
+        self.parts = [(type(m), {name: _copy(v) for name, v in vars(m).items()}, list(m._modules)) for m in modules]
         self.places = [(m, kind, name) for m in modules for kind in _TENSORS for name in vars(m)[kind]]
         self.found = [vars(m)[kind][name] for m, kind, name in self.places]
         #: Those whose class may be given other methods: one of a user's, or that of a parametrized layer.
         self.derived = [m for m in modules if "parametrizations" in m._modules or not _is_fixed(type(m))]
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Sighting | None:
+    def of(cls, module: nn.Module) -> _Contents | None:
         """Remember the module; None if one of its settings may change without being assigned."""
         modules = list(modules_in_proof(module).values())
         settings = (v for m in modules for name, v in vars(m).items() if name not in MODULE_ATTRIBUTES)
@@ -103,7 +103,7 @@ class _Sighting:
         if module is not self.modules[0]:
             return False
         # Equal dictionaries may have another order, which is that of the layers of a sequence.
-        if not _equal([(type(m), vars(m), list(m._modules)) for m in self.modules], self.contents):
+        if not _equal([(type(m), vars(m), list(m._modules)) for m in self.modules], self.parts):
             return False
         for m in self.derived:
             known_type(m, unmodified=True)
